@@ -1,0 +1,83 @@
+"""The seam between the resident batch and a runner: what one step computes, and what comes of it.
+
+Everything here is host memory (numpy); a runner moves what it needs to its device. The simulated runner and the
+real one stand behind the same `Runner`.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged.v1 import executor_pb2
+
+Int32s = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class RowStart:
+    """A sequence that begins in a row. `token_ids` are all that are known, prompt first: int32 [num_known]."""
+
+    row: int
+    token_ids: Int32s
+    num_prompt: int
+    sampling: executor_pb2.RowSampling
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One forward pass over the tokens of all scheduled rows, flattened row after row.
+
+    Order of effects: copies, then K/V of every token to its slot, then attention, then a token for each sampling row.
+    """
+
+    rows: Int32s  # [num_rows]
+    query_start: Int32s  # [num_rows + 1]; row i has tokens query_start[i] : query_start[i + 1]
+    token_ids: Int32s  # [num_tokens]; -1: the token that the row sampled last (known to the runner alone)
+    positions: Int32s  # [num_tokens]
+    slots: NDArray[np.int64]  # [num_tokens]; block_table[position // B] * B + position % B
+    block_tables: Int32s  # [num_rows, most blocks of a row in this step]; unused entries are 0
+    context_lens: Int32s  # [num_rows]; tokens that the row's last query sees, itself included
+    samples: NDArray[np.bool_]  # [num_rows]
+    copy_sources: Int32s  # [num_copies]; block ids
+    copy_destinations: Int32s  # [num_copies]
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Columns over the sampling rows that asked for k log-probabilities, in schedule order; as in `StepResult`.
+
+    k + 1 entries a row: the drawn token, then the k most likely, best first.
+    """
+
+    ids: Int32s
+    values: NDArray[np.float32]
+    ranks: Int32s  # one a row: the drawn token's
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """`sampled_ids` int32, one for each row with `samples`, in order; -1 where the row's logits were not finite."""
+
+    sampled_ids: Int32s
+    logprobs: Logprobs | None = None
+
+
+class Runner(Protocol):
+    """Owns KV memory and what belongs to a row on the device: its last token, its sampling state."""
+
+    def start_rows(self, starts: list[RowStart]) -> None:
+        """A sequence begins in each of these rows; whatever was there before is gone."""
+
+    def fork_rows(self, parents: Int32s, children: Int32s, sampling: list[executor_pb2.RowSampling]) -> None:
+        """Each child takes its parent's state as it is before this call, with sampling parameters of its own."""
+
+    def end_rows(self, rows: Int32s) -> None:
+        """These rows are free."""
+
+    def run(self, step: Step) -> StepOutput:
+        """Compute one step. An exception means that KV memory is lost."""
+
+    def reset(self) -> None:
+        """Begin a new epoch: no row is live, KV memory holds nothing."""

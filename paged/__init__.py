@@ -1,0 +1,1 @@
+"""Client of Paged: generated stubs in `paged.v1`."""

@@ -1,0 +1,1 @@
+"""Generated protobuf stubs of the public API and the plan stream."""

@@ -1,0 +1,83 @@
+"""A sequence: the tokens of one answer in the making, and where they stand."""
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a sequence's tokens are drawn; meaning and ranges as in `SamplingParams` of inference.proto."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int = 0
+    index: int = 0
+    min_tokens: int = 0
+    logprobs: int | None = None
+
+
+class State(enum.Enum):
+    """Where a sequence is. Only the scheduler moves it."""
+
+    WAITING = "waiting"  # in the admission queue, without row or blocks
+    RUNNING = "running"  # has a row and blocks
+    ENDED = "ended"
+
+
+class EndReason(enum.Enum):
+    """Why a sequence ended by itself."""
+
+    END_TOKEN = "end_token"
+    LENGTH = "length"
+    NOT_FINITE = "not_finite"  # the model's logits held NaN or infinity
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One answer in the making. Created by the engine, then changed by the scheduler alone.
+
+    `token_ids` holds prompt and output; `num_prompt` tells where the output begins. `logprobs` has one entry for
+    each output token where asked for.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    max_total: int  # most tokens, prompt included
+    sampling: Sampling = field(default_factory=Sampling)
+    end_token_ids: tuple[int, ...] = ()
+    cache_salt: str = ""
+    num_prompt: int = 0
+    owner: Any = None  # whatever the engine wants to find again with the sequence
+
+    state: State = State.WAITING
+    end_reason: EndReason | None = None
+    row: int = -1
+    in_flight: int = 0  # sampled tokens that are planned and not known
+    num_cached: int | None = None  # prompt tokens found in the prefix cache at first admission
+    num_losses: int = 0  # times the executor was lost while this ran, with no result since
+    num_preemptions: int = 0
+    logprobs: list["TokenLogprobs"] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks of token_ids, as far as computed
+
+    def __post_init__(self) -> None:
+        self.num_prompt = self.num_prompt or len(self.token_ids)
+
+    @property
+    def num_output(self) -> int:
+        return len(self.token_ids) - self.num_prompt
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural log-probabilities at one position: of the drawn token (`rank` 1 is the most likely), and the best ones."""
+
+    logprob: float
+    rank: int
+    top_ids: list[int]
+    top_logprobs: list[float]

@@ -1,0 +1,51 @@
+"""What can go wrong with a request, as the few exceptions that the API maps to gRPC status codes."""
+
+from dataclasses import dataclass
+
+
+class PagedError(Exception):
+    """Base of all errors that a client is told about."""
+
+
+@dataclass(frozen=True)
+class FieldViolation:
+    """One bad field: its path as in the proto (`sampling.top_p`), and what is wrong, with value, limit and remedy."""
+
+    field: str
+    description: str
+
+
+class InvalidRequest(PagedError):
+    """The request cannot be served as it is (INVALID_ARGUMENT)."""
+
+    def __init__(self, *violations: FieldViolation) -> None:
+        super().__init__("; ".join(f"{v.field}: {v.description}" for v in violations))
+        self.violations = violations
+
+
+class ModelNotFound(PagedError):
+    """No model of that name is served (NOT_FOUND)."""
+
+
+class DuplicateRequest(PagedError):
+    """A live request has that id already (ALREADY_EXISTS)."""
+
+
+class QueueFull(PagedError):
+    """Too many requests wait (RESOURCE_EXHAUSTED)."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Unavailable(PagedError):
+    """No executor, or shutting down; another scheduler may serve the request (UNAVAILABLE)."""
+
+
+class RequestAborted(PagedError):
+    """Somebody ended the request through the control service (CANCELLED)."""
+
+
+class RequestFailed(PagedError):
+    """The request failed through no fault of its own (INTERNAL)."""

@@ -1,0 +1,53 @@
+"""What the API hands to the engine, and what it gets back."""
+
+from dataclasses import dataclass, field
+
+from scheduler_svc.core.sequence import Sampling, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """A request whose fields have been validated and whose prompt has been tokenized.
+
+    `max_tokens` None means as many as fit. `sampling.seed` is drawn by the API where the client gave none.
+    """
+
+    request_id: str
+    prompt_ids: list[int]
+    sampling: Sampling
+    max_tokens: int | None = None
+    stop_strings: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_stop_string: bool = False
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """How an answer ended. One of the two is set where it ended by a match; neither where it ended by length."""
+
+    token_id: int | None = None
+    stop_string: str | None = None
+
+    @property
+    def by_length(self) -> bool:
+        return self.token_id is None and self.stop_string is None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """All that has become known of an answer since the last one. `finish` and `usage` are set in the last."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish: Finish | None = None
+    usage: Usage | None = None
