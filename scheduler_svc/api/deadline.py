@@ -1,0 +1,45 @@
+"""How long a call may take: the client's deadline or the server's limit, whichever is sooner."""
+
+import asyncio
+import math
+from collections.abc import Awaitable
+from typing import TypeVar
+
+import grpc.aio
+
+from scheduler_svc.api.errors import DeadlineExceeded
+
+T = TypeVar("T")
+
+
+class Deadline:
+    """A moment on the running loop's clock. What is awaited through it is cancelled then."""
+
+    def __init__(self, seconds: float, reason: str) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._at = self._loop.time() + seconds
+        self._reason = reason
+
+    @classmethod
+    def of(cls, context: grpc.aio.ServicerContext, max_request_s: float) -> "Deadline":
+        """Of a call. gRPC ends it at the client's deadline by itself, but one that has passed must not be queued."""
+        remaining = context.time_remaining()
+        client_s = math.inf if remaining is None else remaining
+        if client_s <= max_request_s:
+            return cls(client_s, "the deadline of the call has passed")
+        return cls(max_request_s, f"the request took longer than the server's limit of {max_request_s:g} s")
+
+    def check(self) -> None:
+        """Raises DeadlineExceeded if it has passed."""
+        if self._loop.time() >= self._at:
+            raise DeadlineExceeded(self._reason)
+
+    async def bounded(self, awaitable: Awaitable[T]) -> T:
+        """The awaitable's result; raises DeadlineExceeded once it has passed, after the awaitable was cancelled."""
+        try:
+            async with asyncio.timeout_at(self._at) as timer:
+                return await awaitable
+        except TimeoutError:
+            if timer.expired():
+                raise DeadlineExceeded(self._reason) from None
+            raise

@@ -1,0 +1,38 @@
+"""What the servicers need of the engine."""
+
+from collections.abc import AsyncGenerator
+from typing import Protocol
+
+from paged.v1 import control_pb2, executor_pb2
+from scheduler_svc.requests import Delta, GenerationRequest
+
+
+class Engine(Protocol):
+    """Turns requests into answers; see `scheduler_svc.engine`. Errors are those of `scheduler_svc.errors`."""
+
+    @property
+    def model(self) -> executor_pb2.ModelFacts | None:
+        """Facts of the model served; None until an executor was attached once."""
+
+    @property
+    def ready(self) -> bool:
+        """An executor is attached, and the scheduler is not shutting down."""
+
+    @property
+    def has_chat_template(self) -> bool: ...
+
+    async def tokenize(self, text: str) -> list[int]:
+        """Ids of a text, begin token included where the model's tokenizer adds one."""
+
+    async def tokenize_chat(self, messages: list[dict[str, str]]) -> list[int]:
+        """Ids of a conversation in the model's own template, of dicts with `role` and `content`."""
+
+    async def detokenize(self, ids: list[int], skip_special_tokens: bool) -> str: ...
+
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
+        """The answer as it comes; the last delta has `finish` and `usage`. Closing or cancelling it frees all."""
+
+    def abort(self, request_ids: list[str]) -> list[str]:
+        """End these requests with `RequestAborted`; returns those that were found."""
+
+    def load(self) -> control_pb2.GetLoadResponse: ...

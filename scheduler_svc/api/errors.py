@@ -1,0 +1,82 @@
+"""How our exceptions look to a gRPC client: a status code, a message, and `google.rpc` details."""
+
+from typing import Any, NoReturn
+
+import grpc
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
+from grpc_status import rpc_status
+
+from scheduler_svc import errors
+
+ERROR_DOMAIN = "paged"
+
+# gRPC carries the details in the trailing metadata, of which clients take 8 KiB in all.
+MAX_MESSAGE_BYTES = 512
+MAX_VIOLATIONS = 16
+MAX_FIELD_CHARS = 64
+MAX_DESCRIPTION_CHARS = 160
+
+
+class DeadlineExceeded(errors.PagedError):
+    """The request's time is over: its own deadline, or the server's limit (DEADLINE_EXCEEDED)."""
+
+
+CODES: dict[type[errors.PagedError], tuple[grpc.StatusCode, str]] = {
+    errors.InvalidRequest: (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
+    errors.ModelNotFound: (grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND"),
+    errors.DuplicateRequest: (grpc.StatusCode.ALREADY_EXISTS, "DUPLICATE_REQUEST"),
+    errors.QueueFull: (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
+    errors.Unavailable: (grpc.StatusCode.UNAVAILABLE, "UNAVAILABLE"),
+    errors.RequestAborted: (grpc.StatusCode.CANCELLED, "REQUEST_ABORTED"),
+    errors.RequestFailed: (grpc.StatusCode.INTERNAL, "REQUEST_FAILED"),
+    DeadlineExceeded: (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
+}
+
+_OTHER = (grpc.StatusCode.INTERNAL, "INTERNAL")
+
+
+def to_status(error: errors.PagedError) -> status_pb2.Status:
+    """The status of an error: ErrorInfo always, BadRequest and RetryInfo where they apply."""
+    code, reason = next((CODES[kind] for kind in type(error).__mro__ if kind in CODES), _OTHER)
+    details: list[Message] = [error_details_pb2.ErrorInfo(reason=reason, domain=ERROR_DOMAIN)]
+    if isinstance(error, errors.InvalidRequest):
+        details.append(_bad_request(error))
+    if isinstance(error, errors.QueueFull):
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.FromMilliseconds(max(1, round(error.retry_after_s * 1000)))
+        details.append(retry)
+    return _status(code, str(error), details)
+
+
+def internal_status(reference: str) -> status_pb2.Status:
+    """The status of an unexpected exception: nothing of its text, only what finds it in the log."""
+    info = error_details_pb2.ErrorInfo(reason="INTERNAL", domain=ERROR_DOMAIN, metadata={"reference": reference})
+    message = f"internal error; the server's log has it under reference {reference}"
+    return _status(grpc.StatusCode.INTERNAL, message, [info])
+
+
+async def abort(context: Any, status: status_pb2.Status) -> NoReturn:
+    """End the call of this ServicerContext. Raises gRPC's own abort exception, which the caller lets pass."""
+    # Any: the published types of grpc.aio lack this method.
+    await context.abort_with_status(rpc_status.to_status(status))
+    raise AssertionError("abort_with_status returned")
+
+
+def _bad_request(error: errors.InvalidRequest) -> error_details_pb2.BadRequest:
+    return error_details_pb2.BadRequest(
+        field_violations=[
+            error_details_pb2.BadRequest.FieldViolation(
+                field=violation.field[:MAX_FIELD_CHARS], description=violation.description[:MAX_DESCRIPTION_CHARS]
+            )
+            for violation in error.violations[:MAX_VIOLATIONS]
+        ]
+    )
+
+
+def _status(code: grpc.StatusCode, message: str, details: list[Message]) -> status_pb2.Status:
+    short = message.encode()[:MAX_MESSAGE_BYTES].decode(errors="ignore")
+    status = status_pb2.Status(code=code.value[0], message=short)
+    for detail in details:
+        status.details.add().Pack(detail)
+    return status

@@ -1,0 +1,76 @@
+"""The inference service: requests in, answers out."""
+
+from collections.abc import AsyncGenerator, Awaitable
+
+import grpc.aio
+
+from paged.v1 import inference_pb2, inference_pb2_grpc
+from scheduler_svc.api import validation
+from scheduler_svc.api.deadline import Deadline
+from scheduler_svc.api.engine_face import Engine
+from scheduler_svc.api.responses import merge, to_response
+from scheduler_svc.api.served import served_limits
+from scheduler_svc.requests import Delta, GenerationRequest
+from scheduler_svc.settings import SchedulerSettings
+
+
+class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
+    """See inference.proto. `ErrorBoundary` turns the exceptions raised here into statuses."""
+
+    def __init__(self, engine: Engine, settings: SchedulerSettings) -> None:
+        self._engine = engine
+        self._settings = settings
+
+    async def Generate(
+        self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
+        deadline = Deadline.of(context, self._settings.max_request_s)
+        generation = await self._accepted(request, deadline)
+        streams = request.stream or not request.HasField("stream")
+        held: list[Delta] = []
+        deltas = self._engine.generate(generation)
+        try:
+            while (delta := await deadline.bounded(anext(deltas, None))) is not None:
+                if streams:
+                    yield to_response(generation.request_id, delta)
+                else:
+                    held.append(delta)
+            if held:
+                yield to_response(generation.request_id, merge(held))
+        finally:
+            await deltas.aclose()
+
+    async def Tokenize(
+        self, request: inference_pb2.TokenizeRequest, context: grpc.aio.ServicerContext
+    ) -> inference_pb2.TokenizeResponse:
+        deadline = Deadline.of(context, self._settings.max_request_s)
+        limits = served_limits(self._engine, self._settings)
+        validation.check_tokenize(request, limits, has_chat_template=self._engine.has_chat_template)
+        return inference_pb2.TokenizeResponse(token_ids=await deadline.bounded(self._tokenized(request)))
+
+    async def Detokenize(
+        self, request: inference_pb2.DetokenizeRequest, context: grpc.aio.ServicerContext
+    ) -> inference_pb2.DetokenizeResponse:
+        deadline = Deadline.of(context, self._settings.max_request_s)
+        validation.check_detokenize(request, served_limits(self._engine, self._settings))
+        skip = request.skip_special_tokens or not request.HasField("skip_special_tokens")
+        text = await deadline.bounded(self._engine.detokenize(list(request.token_ids), skip))
+        return inference_pb2.DetokenizeResponse(text=text)
+
+    async def _accepted(self, request: inference_pb2.GenerateRequest, deadline: Deadline) -> GenerationRequest:
+        limits = served_limits(self._engine, self._settings)
+        validation.check_generate(request, limits, has_chat_template=self._engine.has_chat_template)
+        if request.WhichOneof("prompt") == "token_ids":
+            prompt_ids = list(request.token_ids.ids)
+        else:
+            prompt_ids = await deadline.bounded(self._tokenized(request))
+            validation.check_prompt_ids(request.WhichOneof("prompt"), prompt_ids, limits)
+        deadline.check()
+        return validation.generation_request(request, prompt_ids, limits)
+
+    def _tokenized(
+        self, request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest
+    ) -> Awaitable[list[int]]:
+        if request.WhichOneof("prompt") == "chat":
+            return self._engine.tokenize_chat([{"role": m.role, "content": m.content} for m in request.chat.messages])
+        return self._engine.tokenize(request.text)

@@ -1,0 +1,53 @@
+"""How answers look on the wire."""
+
+from collections.abc import Iterable
+
+from paged.v1 import inference_pb2
+from scheduler_svc.core.sequence import TokenLogprobs
+from scheduler_svc.requests import Delta, Finish, Usage
+
+
+def merge(deltas: Iterable[Delta]) -> Delta:
+    """One delta that says what these say together."""
+    texts: list[str] = []
+    whole = Delta()
+    finish, usage = None, None
+    for delta in deltas:
+        texts.append(delta.text)
+        whole.token_ids.extend(delta.token_ids)
+        whole.logprobs.extend(delta.logprobs)
+        finish, usage = delta.finish or finish, delta.usage or usage
+    return Delta("".join(texts), whole.token_ids, whole.logprobs, finish, usage)
+
+
+def to_response(request_id: str, delta: Delta) -> inference_pb2.GenerateResponse:
+    return inference_pb2.GenerateResponse(
+        request_id=request_id,
+        text=delta.text,
+        token_ids=delta.token_ids,
+        logprobs=[_logprobs(entry) for entry in delta.logprobs],
+        finish=_finish(delta.finish) if delta.finish else None,
+        usage=_usage(delta.usage) if delta.usage else None,
+    )
+
+
+def _logprobs(entry: TokenLogprobs) -> inference_pb2.TokenLogprobs:
+    return inference_pb2.TokenLogprobs(
+        logprob=entry.logprob, rank=entry.rank, top_ids=entry.top_ids, top_logprobs=entry.top_logprobs
+    )
+
+
+def _finish(finish: Finish) -> inference_pb2.Finish:
+    if finish.by_length:
+        return inference_pb2.Finish(reason=inference_pb2.FINISH_REASON_LENGTH)
+    return inference_pb2.Finish(
+        reason=inference_pb2.FINISH_REASON_STOP, token_id=finish.token_id, stop_string=finish.stop_string
+    )
+
+
+def _usage(usage: Usage) -> inference_pb2.Usage:
+    return inference_pb2.Usage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cached_tokens=usage.cached_tokens,
+    )

@@ -1,0 +1,238 @@
+"""What makes a request acceptable, and how an accepted one is handed to the engine. Pure functions.
+
+Every bad field of a request is found and named, so that a client can mend them all at once. Values of text fields are
+not repeated in descriptions, only their lengths.
+"""
+
+import math
+import random
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from paged.v1 import executor_pb2, inference_pb2
+from scheduler_svc.core.sequence import Sampling
+from scheduler_svc.errors import FieldViolation, InvalidRequest, ModelNotFound
+from scheduler_svc.requests import GenerationRequest
+
+MAX_REQUEST_ID_CHARS = 128
+MAX_CACHE_SALT_BYTES = 256
+MAX_STOP_STRINGS = 16
+MAX_STOP_STRING_BYTES = 1024
+MAX_STOP_TOKEN_IDS = 64
+# Of one list: a million bad ids must not become a million sentences.
+MAX_VIOLATIONS_PER_LIST = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What requests are measured against: the model's facts, made narrower by settings."""
+
+    model: str
+    vocab_size: int
+    max_model_len: int
+    max_logprobs: int
+
+    @classmethod
+    def of(cls, facts: executor_pb2.ModelFacts, max_model_len: int | None, max_logprobs: int) -> "Limits":
+        length = min(facts.max_model_len, max_model_len or facts.max_model_len)
+        return cls(facts.name, facts.vocab_size, length, max_logprobs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    low: float
+    high: float
+    low_included: bool = True
+
+    def __contains__(self, value: float) -> bool:
+        above = value >= self.low if self.low_included else value > self.low
+        return math.isfinite(value) and above and value <= self.high
+
+    def __str__(self) -> str:
+        return f"{'[' if self.low_included else '('}{self.low:g}, {self.high:g}]"
+
+
+SAMPLING_RANGES = {
+    "temperature": _Range(0, 100),
+    "top_p": _Range(0, 1, low_included=False),
+    "min_p": _Range(0, 1),
+    "repetition_penalty": _Range(0, 10, low_included=False),
+    "presence_penalty": _Range(-2, 2),
+    "frequency_penalty": _Range(-2, 2),
+}
+
+
+def check_model(name: str, limits: Limits) -> None:
+    """Raises ModelNotFound where `name` is neither empty nor the served one."""
+    if name and name != limits.model:
+        raise ModelNotFound(f"model {name[:128]!r} is not served here; use {limits.model!r} or leave the field empty")
+
+
+def check_generate(request: inference_pb2.GenerateRequest, limits: Limits, *, has_chat_template: bool) -> None:
+    """Raises ModelNotFound, or InvalidRequest with every violation that shows before the prompt is tokenized."""
+    check_model(request.model, limits)
+    violations = [
+        *_request_id_violations(request.request_id),
+        *_prompt_violations(request, limits, has_chat_template),
+        *_sampling_violations(request.sampling),
+        *_stop_violations(request.stop, limits),
+    ]
+    if request.HasField("logprobs") and request.logprobs > (most := min(limits.max_logprobs, limits.vocab_size)):
+        violations.append(FieldViolation("logprobs", f"is {request.logprobs}, above the limit of {most}"))
+    if (size := len(request.cache_salt.encode())) > MAX_CACHE_SALT_BYTES:
+        violations.append(FieldViolation("cache_salt", f"has {size} bytes, above the limit of {MAX_CACHE_SALT_BYTES}"))
+    _raise_if_any(violations)
+
+
+def check_tokenize(request: inference_pb2.TokenizeRequest, limits: Limits, *, has_chat_template: bool) -> None:
+    """Raises ModelNotFound or InvalidRequest."""
+    check_model(request.model, limits)
+    if request.WhichOneof("prompt") is None:
+        _raise_if_any([FieldViolation("prompt", "is missing; set text or chat")])
+    if request.WhichOneof("prompt") == "chat":
+        _raise_if_any(_chat_violations(request.chat, has_chat_template))
+
+
+def check_detokenize(request: inference_pb2.DetokenizeRequest, limits: Limits) -> None:
+    """Raises ModelNotFound or InvalidRequest."""
+    check_model(request.model, limits)
+    _raise_if_any(_token_id_violations("token_ids", request.token_ids, limits))
+
+
+def check_prompt_ids(field: str, prompt_ids: Sequence[int], limits: Limits) -> None:
+    """Raises InvalidRequest for `field` where the tokenized prompt is empty or leaves no room for an answer."""
+    _raise_if_any(_prompt_length_violations(field, len(prompt_ids), limits))
+
+
+def generation_request(
+    request: inference_pb2.GenerateRequest, prompt_ids: list[int], limits: Limits
+) -> GenerationRequest:
+    """The request as the engine takes it, for one that passed `check_generate` and `check_prompt_ids`."""
+    stop = request.stop
+    return GenerationRequest(
+        request_id=request.request_id or uuid.uuid4().hex,
+        prompt_ids=prompt_ids,
+        sampling=_sampling(request, limits),
+        max_tokens=stop.max_tokens if stop.HasField("max_tokens") else None,
+        stop_strings=tuple(stop.strings),
+        stop_token_ids=tuple(stop.token_ids),
+        ignore_eos=stop.ignore_eos,
+        include_stop_string=stop.include_stop_string,
+        cache_salt=request.cache_salt,
+    )
+
+
+def _sampling(request: inference_pb2.GenerateRequest, limits: Limits) -> Sampling:
+    given = request.sampling
+    default = Sampling()
+    floats = {name: getattr(given if given.HasField(name) else default, name) for name in SAMPLING_RANGES}
+    return Sampling(
+        **floats,
+        # A filter that keeps the whole vocabulary is none, and the executor's columns need not hold larger numbers.
+        top_k=given.top_k if given.top_k < limits.vocab_size else 0,
+        seed=given.seed if given.HasField("seed") else random.getrandbits(64),
+        min_tokens=request.stop.min_tokens,
+        logprobs=request.logprobs if request.HasField("logprobs") else None,
+    )
+
+
+def _request_id_violations(request_id: str) -> list[FieldViolation]:
+    if len(request_id) > MAX_REQUEST_ID_CHARS:
+        return [
+            FieldViolation("request_id", f"has {len(request_id)} characters, above the limit of {MAX_REQUEST_ID_CHARS}")
+        ]
+    if not (request_id.isascii() and request_id.isprintable()):
+        return [FieldViolation("request_id", "holds a character that is not printable ASCII")]
+    return []
+
+
+def _prompt_violations(
+    request: inference_pb2.GenerateRequest, limits: Limits, has_chat_template: bool
+) -> list[FieldViolation]:
+    match request.WhichOneof("prompt"):
+        case None:
+            return [FieldViolation("prompt", "is missing; set one of text, token_ids and chat")]
+        case "token_ids":
+            ids = request.token_ids.ids
+            too_long_or_empty = _prompt_length_violations("token_ids", len(ids), limits)
+            return too_long_or_empty or _token_id_violations("token_ids.ids", ids, limits)
+        case "chat":
+            return _chat_violations(request.chat, has_chat_template)
+        case _:
+            return []
+
+
+def _prompt_length_violations(field: str, num_tokens: int, limits: Limits) -> list[FieldViolation]:
+    if num_tokens == 0:
+        return [FieldViolation(field, "gives no token; a prompt needs at least one")]
+    if num_tokens + 1 > limits.max_model_len:
+        most = limits.max_model_len - 1
+        return [FieldViolation(field, f"has {num_tokens} tokens, above the limit of {most}; shorten the prompt")]
+    return []
+
+
+def _chat_violations(chat: inference_pb2.Chat, has_chat_template: bool) -> list[FieldViolation]:
+    if not has_chat_template:
+        return [FieldViolation("chat", "the model has no chat template; render the conversation and send it as text")]
+    if not chat.messages:
+        return [FieldViolation("chat.messages", "is empty; a conversation needs at least one message")]
+    without_role = (i for i, message in enumerate(chat.messages) if not message.role)
+    return [
+        FieldViolation(f"chat.messages[{i}].role", 'is empty; use "system", "user" or "assistant"')
+        for i in islice(without_role, MAX_VIOLATIONS_PER_LIST)
+    ]
+
+
+def _sampling_violations(sampling: inference_pb2.SamplingParams) -> list[FieldViolation]:
+    return [
+        FieldViolation(f"sampling.{name}", f"is {getattr(sampling, name):g}; must be in {allowed}")
+        for name, allowed in SAMPLING_RANGES.items()
+        if sampling.HasField(name) and getattr(sampling, name) not in allowed
+    ]
+
+
+def _stop_violations(stop: inference_pb2.StopConditions, limits: Limits) -> list[FieldViolation]:
+    violations = []
+    if stop.HasField("max_tokens") and stop.max_tokens == 0:
+        violations.append(FieldViolation("stop.max_tokens", "is 0; must be at least 1, or unset for no limit"))
+    longest = limits.max_model_len - 1
+    most = min(stop.max_tokens, longest) if stop.HasField("max_tokens") else longest
+    if stop.min_tokens > most:
+        reason = "the model's length allows" if most == longest else "stop.max_tokens allows"
+        violations.append(
+            FieldViolation("stop.min_tokens", f"is {stop.min_tokens}, more than the {most} that {reason}")
+        )
+    return violations + _stop_string_violations(stop.strings) + _stop_token_violations(stop.token_ids, limits)
+
+
+def _stop_string_violations(strings: Sequence[str]) -> list[FieldViolation]:
+    if len(strings) > MAX_STOP_STRINGS:
+        return [FieldViolation("stop.strings", f"has {len(strings)} entries, above the limit of {MAX_STOP_STRINGS}")]
+    return [
+        FieldViolation(f"stop.strings[{i}]", f"has {size} bytes; must have 1 to {MAX_STOP_STRING_BYTES}")
+        for i, string in enumerate(strings)
+        if not 1 <= (size := len(string.encode())) <= MAX_STOP_STRING_BYTES
+    ]
+
+
+def _stop_token_violations(ids: Sequence[int], limits: Limits) -> list[FieldViolation]:
+    if len(ids) > MAX_STOP_TOKEN_IDS:
+        return [FieldViolation("stop.token_ids", f"has {len(ids)} entries, above the limit of {MAX_STOP_TOKEN_IDS}")]
+    return _token_id_violations("stop.token_ids", ids, limits)
+
+
+def _token_id_violations(field: str, ids: Sequence[int], limits: Limits) -> list[FieldViolation]:
+    if not ids or max(ids) < limits.vocab_size:
+        return []
+    outside = (i for i, token_id in enumerate(ids) if token_id >= limits.vocab_size)
+    return [
+        FieldViolation(f"{field}[{i}]", f"is {ids[i]}; must be below the vocabulary size of {limits.vocab_size}")
+        for i in islice(outside, MAX_VIOLATIONS_PER_LIST)
+    ]
+
+
+def _raise_if_any(violations: Sequence[FieldViolation]) -> None:
+    if violations:
+        raise InvalidRequest(*violations)
