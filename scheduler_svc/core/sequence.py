@@ -60,7 +60,6 @@ class Sequence:
     row: int = -1
     in_flight: int = 0  # sampled tokens that are planned and not known
     num_cached: int | None = None  # prompt tokens found in the prefix cache at first admission
-    num_losses: int = 0  # times the executor was lost while this ran, with no result since
     num_preemptions: int = 0
     logprobs: list["TokenLogprobs"] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks of token_ids, as far as computed
@@ -75,7 +74,7 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Natural log-probabilities at one position: of the drawn token (`rank` 1 is the most likely), and the best ones."""
+    """Natural log-probabilities at one position: the drawn token's (rank 1 is the most likely) and the best ones."""
 
     logprob: float
     rank: int

@@ -1,0 +1,43 @@
+"""The rules that everything else rests on, as one check of a scheduler's whole state."""
+
+from collections import Counter
+
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.sequence import State
+
+
+class AuditFailure(Exception):
+    """The bookkeeping contradicts itself: a fault of ours."""
+
+
+def audit(scheduler: Scheduler) -> None:
+    """Raise AuditFailure unless every block is accounted for. Costs a pass over all tables and blocks."""
+    columns, cache, pool = scheduler.columns, scheduler.cache, scheduler.cache.pool
+    rows = columns.running_rows().tolist()
+    block_size = scheduler.lease.block_size
+    references = Counter(block for row in rows for block in columns.table(row))
+    _require(pool.num_blank + pool.num_cached + pool.num_used == pool.num_leased, "blank + cached + used != leased")
+    _require(pool.num_used == len(references), "used blocks are not those in tables")
+    for block in scheduler.lease.block_ids:
+        _require(pool.ref_count[block] == references[block], f"block {block}: count differs from table references")
+        _require(pool.is_free(block) or block != 0, "block 0 is in use")
+    cache.audit()
+    for row in rows:
+        sequence = columns.sequence[row]
+        _require(sequence is not None and sequence.state is State.RUNNING and sequence.row == row, f"row {row}: owner")
+        computed, held = int(columns.num_computed[row]), int(columns.num_blocks[row])
+        known = int(columns.num_tokens[row])
+        most = max(known, computed)
+        _require(computed <= known + int(columns.in_flight[row]), f"row {row}: computed past its tokens")
+        _require(computed <= held * block_size, f"row {row}: positions without a block")
+        _require(held <= -(-most // block_size), f"row {row}: more than {block_size - 1} slots unused")
+        for block in columns.table(row)[computed // block_size :]:
+            _require(not cache.is_published(block), f"row {row}: block {block} is published and yet to be written")
+            _require(pool.ref_count[block] == 1, f"row {row}: block {block} is shared and yet to be written")
+    for sequence in scheduler.queue:
+        _require(sequence.state is State.WAITING and sequence.row == -1, "a waiting sequence has a row")
+
+
+def _require(holds: bool, rule: str) -> None:
+    if not holds:
+        raise AuditFailure(rule)

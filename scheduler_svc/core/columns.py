@@ -1,0 +1,98 @@
+"""The running sequences as numpy columns indexed by row, so that a decode step is a handful of array operations."""
+
+import numpy as np
+
+from scheduler_svc.core.sequence import Sequence
+
+NO_TOKEN = -1
+
+
+class SequenceColumns:
+    """What plan() and apply() need of each running sequence. Only the scheduler writes here.
+
+    Of the sequence in a row, `num_tokens` are known (prompt and output) and `in_flight` more are planned to be sampled;
+    the K/V of its first `num_computed` positions is written once all plans sent so far have run; `num_published` blocks
+    were offered to the prefix cache; `end_ids` is padded with NO_TOKEN. `tenancy` is a number that no two tenancies of
+    a row share, 0 while the row is free; it grows with the order of admission.
+    """
+
+    def __init__(self, row_ids: list[int], block_size: int) -> None:
+        size = max(row_ids, default=-1) + 1
+        self.block_size = block_size
+        self.num_tokens = np.zeros(size, np.int64)
+        self.num_computed = np.zeros(size, np.int64)
+        self.in_flight = np.zeros(size, np.int64)
+        self.max_total = np.zeros(size, np.int64)
+        self.num_blocks = np.zeros(size, np.int64)
+        self.num_published = np.zeros(size, np.int64)
+        self.tenancy = np.zeros(size, np.int64)
+        self.end_ids = np.full((size, 2), NO_TOKEN, np.int32)
+        self.block_table = np.zeros((size, 8), np.int32)
+        self.sequence: list[Sequence | None] = [None] * size
+        self._free = list(reversed(row_ids))
+        self._last_tenancy = 0
+        self._running: np.ndarray | None = None  # cache of running_rows()
+
+    @property
+    def num_free_rows(self) -> int:
+        return len(self._free)
+
+    def running_rows(self) -> np.ndarray:
+        """int64 [num_running]: the rows in order of admission."""
+        if self._running is None:
+            rows = np.flatnonzero(self.tenancy)
+            self._running = rows[np.argsort(self.tenancy[rows])]
+        return self._running
+
+    def enter(self, sequence: Sequence, blocks: list[int], num_computed: int) -> int:
+        """Give the sequence a free row, and the row these blocks. Returns the row."""
+        row = self._free.pop()
+        self._last_tenancy += 1
+        self.tenancy[row] = self._last_tenancy
+        self.sequence[row] = sequence
+        self.num_tokens[row] = len(sequence.token_ids)
+        self.num_computed[row] = num_computed
+        self.in_flight[row] = 0
+        self.max_total[row] = sequence.max_total
+        self.num_published[row] = num_computed // self.block_size
+        self.end_ids = _widened(self.end_ids, len(sequence.end_token_ids), NO_TOKEN)
+        self.end_ids[row] = NO_TOKEN
+        self.end_ids[row, : len(sequence.end_token_ids)] = sequence.end_token_ids
+        self.num_blocks[row] = 0
+        self._append(row, blocks)
+        self._running = None
+        return row
+
+    def leave(self, row: int) -> list[int]:
+        """Free the row; returns the blocks of its table."""
+        table = self.table(row)
+        self.tenancy[row] = 0
+        self.num_blocks[row] = 0
+        self.sequence[row] = None
+        self._free.append(row)
+        self._running = None
+        return table
+
+    def table(self, row: int) -> list[int]:
+        return self.block_table[row, : self.num_blocks[row]].tolist()
+
+    def append_blocks(self, rows: np.ndarray, blocks: list[int]) -> None:
+        """One more block at the end of each of these rows' tables."""
+        counts = self.num_blocks[rows]
+        self.block_table = _widened(self.block_table, int(counts.max(initial=0)) + 1, 0)
+        self.block_table[rows, counts] = blocks
+        self.num_blocks[rows] = counts + 1
+
+    def _append(self, row: int, blocks: list[int]) -> None:
+        self.block_table = _widened(self.block_table, len(blocks), 0)
+        self.block_table[row, : len(blocks)] = blocks
+        self.num_blocks[row] = len(blocks)
+
+
+def _widened(columns: np.ndarray, width: int, fill: int) -> np.ndarray:
+    """The same rows with at least `width` entries each; grows by doubling."""
+    if width <= columns.shape[1]:
+        return columns
+    wider = np.full((columns.shape[0], max(width, 2 * columns.shape[1])), fill, columns.dtype)
+    wider[:, : columns.shape[1]] = columns
+    return wider

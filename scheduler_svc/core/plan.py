@@ -1,0 +1,60 @@
+"""What the core says: one step's work as changes to the executor's rows. Mirrors `StepPlan` of executor.proto."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler_svc.core.sequence import Sampling, TokenLogprobs
+
+Int32s = NDArray[np.int32]
+# An entry for each sampling row in the plan's order, None where not asked for; or nothing at all.
+LogprobColumn = list[TokenLogprobs | None] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """What the executor has lent for one session."""
+
+    block_ids: list[int]
+    row_ids: list[int]
+    tokens_per_step: int
+    block_size: int
+    plans_in_flight: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class StartedRow:
+    """A sequence that begins, or begins again, in a row; its first `num_computed` positions are in `blocks` already."""
+
+    row: int
+    token_ids: list[int]
+    num_prompt: int
+    num_computed: int
+    blocks: list[int]
+    sampling: Sampling
+    end_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Applied in the order of the fields. `rows`, `num_tokens` and `samples` are the schedule, one entry a row."""
+
+    step: int
+    ended: list[int]
+    started: list[StartedRow]
+    appended_rows: Int32s
+    appended_blocks: Int32s
+    rows: Int32s
+    num_tokens: Int32s
+    samples: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What the executor says of one plan: a token for each sampling row in the plan's order, -1 where the logits were
+    not finite."""
+
+    step: int
+    tokens: Int32s
+    logprobs: LogprobColumn = None

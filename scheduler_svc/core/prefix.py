@@ -1,0 +1,87 @@
+"""Which blocks hold which prefix: full blocks are found again by the hash of all tokens up to their end.
+
+`H_i = H(H_{i-1}, tokens_i)`; `H_0` depends on the request's extra keys (the salt), each tagged by its kind and
+delimited by its length, so that different meanings can never give the same bytes.
+"""
+
+from array import array
+from hashlib import blake2b
+
+from scheduler_svc.core.blocks import BlockPool
+
+DIGEST_BYTES = 16
+
+
+def root_hash(**extra: str) -> bytes:
+    """H_0 for these extra keys; one that is empty is the same as none."""
+    digest = blake2b(digest_size=DIGEST_BYTES)
+    for tag, value in sorted(extra.items()):
+        if value:
+            data = value.encode()
+            digest.update(f"{tag}:{len(data)}:".encode() + data)
+    return digest.digest()
+
+
+def next_hash(parent: bytes, token_bytes: bytes) -> bytes:
+    """H_i of one full block whose ids are `token_bytes` (int32)."""
+    return blake2b(parent + token_bytes, digest_size=DIGEST_BYTES).digest()
+
+
+def extend_hashes(hashes: list[bytes], token_ids: list[int], block_size: int, salt: str) -> None:
+    """Append to `hashes` those of the full blocks of `token_ids` that it lacks."""
+    begin = len(hashes) * block_size
+    end = len(token_ids) // block_size * block_size
+    if begin >= end:
+        return
+    data = array("i", token_ids[begin:end]).tobytes()
+    parent = hashes[-1] if hashes else root_hash(salt=salt)
+    step = 4 * block_size
+    for offset in range(0, len(data), step):
+        parent = next_hash(parent, data[offset : offset + step])
+        hashes.append(parent)
+
+
+class PrefixCache:
+    """Hash to block, and back. A hash names at most one block; a block has at most one hash while it is unchanged."""
+
+    def __init__(self, block_ids: list[int]) -> None:
+        self.pool = BlockPool(block_ids, on_evict=self._forget)
+        self._block_of: dict[bytes, int] = {}
+        self._hash_of: dict[int, bytes] = {}
+
+    def __len__(self) -> int:
+        return len(self._block_of)
+
+    def is_published(self, block: int) -> bool:
+        return block in self._hash_of
+
+    def find(self, hashes: list[bytes]) -> list[int]:
+        """The blocks of the longest cached prefix of this chain. Touches nothing."""
+        found = []
+        for digest in hashes:
+            block = self._block_of.get(digest)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def publish(self, block: int, digest: bytes) -> None:
+        """From now on this full, used block is found by its hash; unless another block is already."""
+        if digest not in self._block_of and block not in self._hash_of:
+            self._block_of[digest] = block
+            self._hash_of[block] = digest
+            self.pool.keep(block)
+
+    def withdraw(self, block: int) -> None:
+        """The block's content is not to be trusted: nobody finds it any more."""
+        if block in self._hash_of:
+            self._forget(block)
+            self.pool.drop(block)
+
+    def audit(self) -> None:
+        """Raise AssertionError unless hashes and blocks are a bijection."""
+        if {block: digest for digest, block in self._block_of.items()} != self._hash_of:
+            raise AssertionError("prefix cache: hash-to-block and block-to-hash differ")
+
+    def _forget(self, block: int) -> None:
+        del self._block_of[self._hash_of.pop(block)]

@@ -1,0 +1,174 @@
+"""Random histories of the core: whatever is submitted, cancelled, preempted or lost, every rule holds after every
+operation, and every text is the one its prompt alone would have given."""
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from scheduler_svc.core.audit import audit
+from scheduler_svc.core.plan import Lease, Plan, Result
+from scheduler_svc.core.scheduler import ResultMismatch, Scheduler
+from scheduler_svc.core.sequence import EndReason, Sequence, State
+from tests.core.plain_executor import PlainExecutor, continuation
+
+STEMS = [[7] * 40, list(range(40)), [3, 1, 4, 1, 5, 9, 2, 6] * 5]
+prompts = st.builds(
+    lambda stem, kept, tail: STEMS[stem][:kept] + tail,
+    st.integers(0, len(STEMS) - 1),
+    st.integers(0, 24),
+    st.lists(st.integers(0, 49), min_size=1, max_size=5),
+)
+
+
+class Core(RuleBasedStateMachine):
+    """One scheduler, one plain executor, up to two plans between them."""
+
+    block_size = 4
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scheduler = Scheduler()
+        self.waiting_plans: list[Plan] = []
+        self.sequences: list[Sequence] = []
+        self.attached = False
+
+    @precondition(lambda self: not self.attached)
+    @rule(num_blocks=st.integers(12, 30), num_rows=st.integers(1, 5), budget=st.integers(5, 40))
+    def attach(self, num_blocks: int, num_rows: int, budget: int) -> None:
+        # Ids as a lease may have them: without order, never 0.
+        self.lease = Lease(list(range(3 * num_blocks, 0, -3)), list(range(num_rows, 0, -1)), budget, self.block_size)
+        hopeless = self.scheduler.attach(self.lease)
+        assert all(not self.scheduler.fits(s.max_total) and s.state is State.ENDED for s in hopeless)
+        self.executor = PlainExecutor(self.lease)
+        self.attached = True
+
+    @precondition(lambda self: self.attached)
+    @rule()
+    def lose(self) -> None:
+        self.scheduler.detach()
+        self.waiting_plans.clear()
+        self.attached = False
+
+    @rule(
+        prompt=prompts,
+        max_tokens=st.integers(1, 20),
+        end_ids=st.sampled_from([(), (5,), (1, 2, 3, 4)]),
+        salt=st.sampled_from(["", "a"]),
+    )
+    def submit(self, prompt: list[int], max_tokens: int, end_ids: tuple[int, ...], salt: str) -> None:
+        sequence = Sequence(
+            f"r{len(self.sequences)}", list(prompt), len(prompt) + max_tokens, end_token_ids=end_ids, cache_salt=salt
+        )
+        if self.attached and not self.scheduler.fits(sequence.max_total):
+            return
+        self.sequences.append(sequence)
+        self.scheduler.submit(sequence)
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        self.scheduler.cancel(data.draw(st.sampled_from(self.sequences)))
+
+    @precondition(lambda self: self.attached and len(self.waiting_plans) < 2)
+    @rule(times=st.integers(1, 3))
+    def plan(self, times: int) -> None:
+        for _ in range(min(times, 2 - len(self.waiting_plans))):
+            self._plan()
+
+    def _plan(self) -> None:
+        before = self._free_blocks()
+        running = set(self.scheduler.columns.running_rows().tolist())
+        plan = self.scheduler.plan()
+        if plan is None:
+            return
+        taken = set(plan.appended_blocks.tolist()) | {b for s in plan.started for b in s.blocks}
+        shared = {b for s in plan.started for b in s.blocks[: s.num_computed // self.block_size]}
+        assert taken - shared <= before, "a plan uses a block that was freed while it was made"
+        victims = running - set(self.scheduler.columns.running_rows().tolist())
+        assert not victims & set(plan.rows.tolist()), "a victim is in the plan"
+        assert not (victims and plan.started), "a step that preempts admits nobody"
+        assert plan.num_tokens.sum() <= self.lease.tokens_per_step
+        behind = running - victims - set(plan.rows.tolist())
+        assert not behind or self._budget_spent(plan) or self._nothing_to_do(behind)
+        self.waiting_plans.append(plan)
+
+    def _free_blocks(self) -> set[int]:
+        return {block for block in self.lease.block_ids if self.scheduler.cache.pool.is_free(block)}
+
+    def _budget_spent(self, plan: Plan) -> bool:
+        return int(plan.num_tokens.sum()) == self.lease.tokens_per_step
+
+    def _nothing_to_do(self, rows: set[int]) -> bool:
+        columns = self.scheduler.columns
+        return all(columns.num_tokens[r] + columns.in_flight[r] == columns.max_total[r] for r in rows)
+
+    @precondition(lambda self: self.waiting_plans)
+    @rule()
+    def apply(self) -> None:
+        result = self.executor.run(self.waiting_plans.pop(0))
+        applied = self.scheduler.apply(result)
+        assert all(sequence.state is State.ENDED for sequence in applied.ended)
+
+    @invariant()
+    def every_block_is_accounted_for(self) -> None:
+        audit(self.scheduler)
+
+    @invariant()
+    def every_text_is_exact(self) -> None:
+        for sequence in self.sequences:
+            expected = continuation(
+                sequence.token_ids[: sequence.num_prompt], sequence.end_token_ids, sequence.max_total
+            )
+            output = sequence.token_ids[sequence.num_prompt :]
+            assert output == expected[: len(output)]
+            if sequence.end_reason is not None:
+                assert output == expected
+                assert (sequence.end_reason is EndReason.END_TOKEN) == (output[-1] in sequence.end_token_ids)
+
+    def teardown(self) -> None:
+        """Everything that is still wanted ends, in a bounded number of steps, and leaves no block behind."""
+        if not self.attached:
+            self.attach(30, 4, 40)
+        for _ in range(200 + 60 * len(self.sequences)):
+            while len(self.waiting_plans) < 2 and (plan := self.scheduler.plan()) is not None:
+                self.waiting_plans.append(plan)
+            if not self.waiting_plans:
+                break
+            self.apply()
+        assert all(sequence.state is State.ENDED for sequence in self.sequences)
+        audit(self.scheduler)
+        assert self.scheduler.cache.pool.num_used == 0
+        self.every_text_is_exact()
+
+
+class CoreOfSingleSlots(Core):
+    block_size = 1
+
+
+class CoreWithWideBlocks(Core):
+    block_size = 16
+
+
+budget = settings(max_examples=120, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck))
+TestCore = Core.TestCase
+TestCore.settings = budget
+TestCoreOfSingleSlots = CoreOfSingleSlots.TestCase
+TestCoreOfSingleSlots.settings = settings(budget, max_examples=40)
+TestCoreWithWideBlocks = CoreWithWideBlocks.TestCase
+TestCoreWithWideBlocks.settings = settings(budget, max_examples=40)
+
+
+def test_a_result_of_another_plan_is_refused() -> None:
+    scheduler = Scheduler()
+    scheduler.attach(Lease(list(range(1, 9)), [0], 16, 4))
+    with pytest.raises(ResultMismatch):
+        scheduler.apply(Result(1, np.zeros(0, np.int32)))
+    scheduler.submit(Sequence("a", [1, 2, 3], 6))
+    scheduler.plan()
+    with pytest.raises(ResultMismatch):
+        scheduler.apply(Result(2, np.array([5], np.int32)))
+    with pytest.raises(ResultMismatch):
+        scheduler.apply(Result(1, np.array([5, 6], np.int32)))
+    assert scheduler.apply(Result(1, np.array([5], np.int32))).updated[0].token_ids == [1, 2, 3, 5]
