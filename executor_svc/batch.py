@@ -1,0 +1,310 @@
+"""The resident batch: what the executor knows of each row, changed by plans and by nothing else."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from executor_svc.leases import Lease, Ownership
+from executor_svc.plan import PlanColumns, PlanViolation, read_int32s
+from executor_svc.plan_checks import (
+    Limits,
+    check_disjoint,
+    check_live,
+    check_owned,
+    check_sampling,
+    check_started,
+    check_unique,
+)
+from executor_svc.step import Int32s, RowStart
+from paged.v1 import executor_pb2
+
+_EMPTY = np.empty(0, np.int32)
+_LIVE, _NUM_KNOWN, _NUM_SAMPLED, _NUM_COMPUTED, _NUM_BLOCKS, _NUM_LOGPROBS = range(6)
+NO_LOGPROBS = -1
+_FIRST_TABLE_WIDTH = 16
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedPlan:
+    """What a plan asks of the runner, now that the batch has taken it: row changes in their order, then the work.
+
+    int32 columns; row i computes `tokens[i]` tokens from position `first_positions[i]` on.
+    """
+
+    fork_parents: Int32s
+    fork_children: Int32s
+    fork_sampling: list[executor_pb2.RowSampling]
+    ended_rows: Int32s
+    starts: list[RowStart]
+    copy_sources: Int32s
+    copy_destinations: Int32s
+    rows: Int32s
+    first_positions: Int32s
+    tokens: Int32s
+    samples: NDArray[np.bool_]
+
+    @property
+    def needs_step(self) -> bool:
+        return bool(len(self.rows) or len(self.copy_sources))
+
+
+class ResidentBatch:
+    """Rows of all sessions, as columns indexed by row.
+
+    A live row has `num_known` token ids that came with its start and `num_sampled` tokens drawn since, of which the
+    first `num_computed` have K/V in the blocks of its table. Table entries past `num_blocks` are 0.
+    """
+
+    def __init__(self, ownership: Ownership, limits: Limits) -> None:
+        num_rows = len(ownership.of_row)
+        self._ownership = ownership
+        self._limits = limits
+        self._state = np.zeros((6, num_rows), np.int32)
+        self._tables = np.zeros((num_rows, min(_FIRST_TABLE_WIDTH, limits.blocks_per_row)), np.int32)
+        self._known: list[Int32s] = [_EMPTY] * num_rows
+        self._seen_at = np.zeros(num_rows, np.int32)  # scratch: finds rows that are scheduled twice
+
+    @property
+    def block_size(self) -> int:
+        return self._limits.block_size
+
+    @property
+    def live(self) -> NDArray[np.bool_]:
+        return self._state[_LIVE].astype(np.bool_)
+
+    @property
+    def num_known(self) -> Int32s:
+        return self._state[_NUM_KNOWN]
+
+    @property
+    def num_sampled(self) -> Int32s:
+        return self._state[_NUM_SAMPLED]
+
+    @property
+    def num_computed(self) -> Int32s:
+        return self._state[_NUM_COMPUTED]
+
+    @property
+    def num_blocks(self) -> Int32s:
+        return self._state[_NUM_BLOCKS]
+
+    @property
+    def num_logprobs(self) -> Int32s:
+        """Alternatives that a row reports for each token; NO_LOGPROBS where it reports nothing."""
+        return self._state[_NUM_LOGPROBS]
+
+    @property
+    def block_tables(self) -> Int32s:
+        """[num_rows, widest table so far]."""
+        return self._tables
+
+    def known_ids(self, row: int) -> Int32s:
+        """Token ids that came with the row's start."""
+        return self._known[row]
+
+    def end_rows_of(self, session: int) -> Int32s:
+        """End all rows of a session. Returns those that were live."""
+        rows = np.flatnonzero((self._ownership.of_row == session) & self.live).astype(np.int32)
+        self._clear(rows)
+        return rows
+
+    def clear(self) -> None:
+        """No row is live."""
+        self._clear(np.arange(self._state.shape[1], dtype=np.int32))
+
+    def apply(self, plan: PlanColumns, session: int, lease: Lease) -> AppliedPlan:
+        """Take a plan's changes in their stated order. Raises PlanViolation, and then nothing has changed."""
+        touched = self._touched_rows(plan, session)
+        if not len(touched):
+            return self._apply(plan, session, lease)
+        state, tables = self._state[:, touched], self._tables[touched]
+        known = [self._known[row] for row in touched] if plan.moves_rows else None
+        try:
+            return self._apply(plan, session, lease)
+        except PlanViolation:
+            self._state[:, touched] = state
+            self._tables[touched, tables.shape[1] :] = 0  # tables may have grown in between
+            self._tables[touched, : tables.shape[1]] = tables
+            for row, ids in zip(touched, known or (), strict=False):
+                self._known[row] = ids
+            raise
+
+    def _touched_rows(self, plan: PlanColumns, session: int) -> Int32s:
+        """Rows that change before the schedule is looked at, all of them the session's."""
+        owner = self._ownership.of_row
+        parts = [plan.appended_rows, plan.copy_rows]
+        names = ["appended_rows", "copy_rows"]
+        if plan.moves_rows:
+            check_owned("fork_parents", plan.fork_parents, owner, session)
+            parts += [plan.fork_children, plan.ended_rows, np.array([s.row for s in plan.started], np.int32)]
+            names += ["fork_children", "ended_rows", "started.row"]
+        for name, rows in zip(names, parts, strict=True):
+            check_owned(name, rows, owner, session)
+        return np.concatenate(parts)
+
+    def _apply(self, plan: PlanColumns, session: int, lease: Lease) -> AppliedPlan:
+        starts: list[RowStart] = []
+        if plan.moves_rows:
+            self._fork(plan)
+            self._end(plan)
+            starts = [self._start(started, session) for started in plan.started]
+        if len(plan.appended_rows):
+            self._append(plan, session)
+        if len(plan.copy_rows):
+            self._copy(plan, session)
+        first_positions = self._schedule(plan, session, lease) if len(plan.scheduled_rows) else _EMPTY
+        return AppliedPlan(
+            fork_parents=plan.fork_parents,
+            fork_children=plan.fork_children,
+            fork_sampling=plan.fork_sampling,
+            ended_rows=plan.ended_rows,
+            starts=starts,
+            copy_sources=plan.copy_sources,
+            copy_destinations=plan.copy_destinations,
+            rows=plan.scheduled_rows,
+            first_positions=first_positions,
+            tokens=plan.scheduled_tokens,
+            samples=plan.scheduled_samples,
+        )
+
+    def _fork(self, plan: PlanColumns) -> None:
+        parents, children = plan.fork_parents, plan.fork_children
+        check_live("fork_parents", parents, self.live)
+        check_unique("fork_children", children)
+        check_disjoint("fork_children", children, "ended_rows", plan.ended_rows)
+        for sampling in plan.fork_sampling:
+            check_sampling("fork_sampling", sampling, self._limits)
+        # Right-hand sides are copies: a child that is a parent too hands on what it was before.
+        self._state[:, children] = self._state[:, parents]
+        self._tables[children] = self._tables[parents]
+        known = [self._known[parent] for parent in parents]
+        for child, ids, sampling in zip(children, known, plan.fork_sampling, strict=True):
+            self._known[child] = ids
+            self._state[_NUM_LOGPROBS, child] = _num_logprobs(sampling)
+
+    def _end(self, plan: PlanColumns) -> None:
+        check_unique("ended_rows", plan.ended_rows)
+        check_live("ended_rows", plan.ended_rows, self.live)
+        self._clear(plan.ended_rows)
+
+    def _start(self, started: executor_pb2.StartedRow, session: int) -> RowStart:
+        row = started.row
+        if self._state[_LIVE, row]:
+            raise PlanViolation("started.row", f"row {row}", "is live already")
+        token_ids = read_int32s("started.token_ids", started.token_ids)
+        blocks = read_int32s("started.blocks", started.blocks)
+        check_started(started, token_ids, blocks, self._limits)
+        check_owned("started.blocks", blocks, self._ownership.of_block, session)
+        check_sampling("started.sampling", started.sampling, self._limits)
+        self._grow_tables(len(blocks))
+        self._tables[row, : len(blocks)] = blocks
+        self._known[row] = token_ids
+        self._state[:, row] = (
+            1,
+            len(token_ids),
+            0,
+            started.num_computed_tokens,
+            len(blocks),
+            _num_logprobs(started.sampling),
+        )
+        return RowStart(row, token_ids, started.num_prompt_tokens, started.sampling)
+
+    def _append(self, plan: PlanColumns, session: int) -> None:
+        rows = plan.appended_rows
+        check_live("appended_rows", rows, self.live)
+        check_owned("appended_blocks", plan.appended_blocks, self._ownership.of_block, session)
+        places = self.num_blocks[rows] + _rank_among_equals(rows)
+        limit = self._limits.blocks_per_row
+        if places.max() >= limit:
+            raise PlanViolation("appended_rows", f"row {rows[places.argmax()]}", f"may have {limit} blocks at most")
+        self._grow_tables(int(places.max()) + 1)
+        self._tables[rows, places] = plan.appended_blocks
+        self._state[_NUM_BLOCKS, rows] = places + 1  # of equal rows the last one counts
+
+    def _copy(self, plan: PlanColumns, session: int) -> None:
+        rows, sources, destinations = plan.copy_rows, plan.copy_sources, plan.copy_destinations
+        check_live("copy_rows", rows, self.live)
+        check_owned("copy_sources", sources, self._ownership.of_block, session)
+        check_owned("copy_destinations", destinations, self._ownership.of_block, session)
+        check_unique("copy_destinations", destinations)
+        check_disjoint("copy_destinations", destinations, "copy_sources", sources)
+        found = self._tables[rows] == sources[:, None]
+        missing = ~found.any(axis=1)
+        if missing.any():
+            at = int(missing.argmax())
+            raise PlanViolation("copy_sources", f"block {sources[at]}", f"is not in the table of row {rows[at]}")
+        places = found.argmax(axis=1)
+        if len(rows) > 1 and len(np.unique(np.stack([rows, places]), axis=1).T) < len(rows):
+            raise PlanViolation("copy_rows", "the same entry twice", "may be replaced once")
+        self._tables[rows, places] = destinations
+
+    def _schedule(self, plan: PlanColumns, session: int, lease: Lease) -> Int32s:
+        """Check the schedule against the rows as they are now, then advance them. Returns first positions."""
+        rows, tokens, samples = plan.scheduled_rows, plan.scheduled_tokens, plan.scheduled_samples
+        check_owned("scheduled_rows", rows, self._ownership.of_row, session)
+        self._check_scheduled_once(rows)
+        if tokens.min() < 1:
+            raise PlanViolation("scheduled_tokens", f"{tokens.min()} for row {rows[tokens.argmin()]}", "at least 1")
+        total = int(tokens.sum(dtype=np.int64))
+        if total > lease.tokens_per_step:
+            raise PlanViolation("scheduled_tokens", f"{total} in all", f"the lease has {lease.tokens_per_step} a step")
+        live, known, sampled, first, blocks, _ = self._state[:, rows]
+        if not live.all():
+            raise PlanViolation("scheduled_rows", f"row {rows[live.argmin()]}", "is not live")
+        exist = known + sampled
+        end = first + tokens
+        _check_at_most("scheduled_tokens", rows, end, exist, "tokens exist")
+        _check_at_most("scheduled_tokens", rows, end, blocks * self.block_size, "slots are in its table")
+        # A token that is sampled takes one more position.
+        _check_at_most("scheduled_tokens", rows, exist + samples, self._limits.max_model_len, "are the model's length")
+        early = samples & (end < exist)
+        if early.any():
+            found = f"row {rows[early.argmax()]} samples"
+            raise PlanViolation("scheduled_samples", found, "a row samples only with its last token computed")
+        self._state[_NUM_COMPUTED, rows] = end
+        self._state[_NUM_SAMPLED, rows] = sampled + samples
+        return first
+
+    def _check_scheduled_once(self, rows: Int32s) -> None:
+        places = np.arange(len(rows), dtype=np.int32)
+        self._seen_at[rows] = places
+        repeated = self._seen_at[rows] != places
+        if repeated.any():
+            raise PlanViolation("scheduled_rows", f"row {rows[repeated.argmax()]} twice", "may be there once")
+
+    def _grow_tables(self, width: int) -> None:
+        old = self._tables.shape[1]
+        if width > old:
+            wider = np.zeros((len(self._tables), min(max(width, 2 * old), self._limits.blocks_per_row)), np.int32)
+            wider[:, :old] = self._tables
+            self._tables = wider
+
+    def _clear(self, rows: Int32s) -> None:
+        self._state[:, rows] = 0
+        self._tables[rows] = 0
+        for row in rows:
+            self._known[row] = _EMPTY
+
+
+def _num_logprobs(sampling: executor_pb2.RowSampling) -> int:
+    return sampling.logprobs if sampling.HasField("logprobs") else NO_LOGPROBS
+
+
+def _rank_among_equals(rows: Int32s) -> Int32s:
+    """For each entry, how many entries of the same row come before it."""
+    order = np.argsort(rows, kind="stable")
+    ordered = rows[order]
+    first = np.concatenate(([True], ordered[1:] != ordered[:-1]))
+    places = np.arange(len(rows), dtype=np.int32)
+    ranks = np.empty(len(rows), np.int32)
+    ranks[order] = places - np.maximum.accumulate(np.where(first, places, 0))
+    return ranks
+
+
+def _check_at_most(column: str, rows: Int32s, found: Int32s, limit: Int32s | int, meaning: str) -> None:
+    over = found > limit
+    if over.any():
+        at = int(over.argmax())
+        most = limit if isinstance(limit, int) else limit[at]
+        raise PlanViolation(column, f"position {found[at]} of row {rows[at]}", f"only {most} {meaning}")
