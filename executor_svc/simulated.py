@@ -1,0 +1,232 @@
+"""The simulated runner: exact, without a model, behind the same `Runner` as the real one.
+
+It keeps a token id in every slot where the real one keeps K/V, and reads a row's context back through its block
+table. So a block that is stale, foreign, or copied wrongly changes what the row says, or raises.
+"""
+
+import os
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from executor_svc.simulated_script import Script, ScriptedFault
+from executor_svc.simulated_text import UInt64s, coefficients, draw_keys, finish, mix, pass_over, token_logprobs
+from executor_svc.step import Int32s, Logprobs, RowStart, Step, StepOutput
+from paged.v1 import executor_pb2
+
+UNWRITTEN = -1
+_SLOTS_PER_GATHER = 1 << 21  # bounds the memory of one gather
+
+
+class SimulatedFailure(Exception):
+    """The plans led the runner to what a real one would answer with garbage; or the script wants a failure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """How long a step takes: fixed, for each computed token, and for each token that a row's last query sees."""
+
+    fixed_us: float = 0.0
+    per_token_us: float = 0.0
+    per_context_token_ns: float = 0.0
+
+    def step_s(self, step: Step) -> float:
+        if not (self.fixed_us or self.per_token_us or self.per_context_token_ns):
+            return 0.0
+        context = int(step.context_lens.sum(dtype=np.int64))
+        tokens_us = self.per_token_us * len(step.token_ids) + self.per_context_token_ns * context / 1e3
+        return (self.fixed_us + tokens_us) / 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class _Sampled:
+    """Columns over the sampling rows of a step."""
+
+    rows: Int32s
+    hashes: UInt64s
+    tokens: Int32s
+
+
+class _RowColumns:
+    """What the runner keeps for each row."""
+
+    def __init__(self, num_rows: int) -> None:
+        self.last_token = np.full(num_rows, UNWRITTEN, np.int32)
+        self.num_prompt = np.zeros(num_rows, np.int32)
+        self.min_tokens = np.zeros(num_rows, np.int64)
+        self.draws = np.zeros(num_rows, np.bool_)  # temperature above 0
+        self.draw_key = np.zeros(num_rows, np.uint64)
+        self.special = np.zeros(num_rows, np.bool_)  # a script's prompt: replies or faults
+        self.num_logprobs = np.full(num_rows, -1, np.int32)
+        self.end_token_ids: list[frozenset[int]] = [frozenset()] * num_rows
+        self.prompt: list[tuple[int, ...]] = [()] * num_rows  # of special rows alone
+
+    def set_sampling(self, row: int, sampling: executor_pb2.RowSampling) -> None:
+        self.min_tokens[row] = sampling.min_tokens
+        self.draws[row] = sampling.temperature > 0
+        seed, index = np.array([sampling.seed], np.uint64), np.array([sampling.index], np.uint64)
+        self.draw_key[row] = draw_keys(seed, index)[0]
+        self.num_logprobs[row] = sampling.logprobs if sampling.HasField("logprobs") else -1
+        self.end_token_ids[row] = frozenset(sampling.end_token_ids)
+
+
+class SimulatedRunner:
+    """`Runner` over token ids. `block_size` slots in each of `num_blocks` blocks; block 0 is never read."""
+
+    def __init__(
+        self,
+        *,
+        num_rows: int,
+        num_blocks: int,
+        block_size: int,
+        vocab_size: int,
+        latency: Latency | None = None,
+        script: Script | None = None,
+    ) -> None:
+        self._block_size = block_size
+        self._vocab_size = vocab_size
+        self._latency = latency or Latency()
+        self._faults = script.faults if script else ()
+        self._replies = {reply.prompt: reply.output for reply in script.replies} if script else {}
+        named = {fault.row_of_prompt for fault in self._faults if fault.row_of_prompt is not None}
+        self._special_prompts = named | self._replies.keys()
+        self._ids = np.full((num_blocks, block_size), UNWRITTEN, np.int32)
+        self._slots = self._ids.reshape(-1)
+        self._rows = _RowColumns(num_rows)
+        self._coefficients = coefficients(64 * block_size)
+        self._num_steps = 0
+
+    def start_rows(self, starts: list[RowStart]) -> None:
+        rows = self._rows
+        for start in starts:
+            rows.last_token[start.row] = UNWRITTEN
+            rows.num_prompt[start.row] = start.num_prompt
+            rows.set_sampling(start.row, start.sampling)
+            prompt = tuple(start.token_ids[: start.num_prompt].tolist()) if self._special_prompts else ()
+            rows.special[start.row] = prompt in self._special_prompts
+            rows.prompt[start.row] = prompt
+
+    def fork_rows(self, parents: Int32s, children: Int32s, sampling: list[executor_pb2.RowSampling]) -> None:
+        rows = self._rows
+        for column in (rows.last_token, rows.num_prompt, rows.special):
+            column[children] = column[parents]
+        prompts = [rows.prompt[parent] for parent in parents]
+        for child, prompt, parameters in zip(children, prompts, sampling, strict=True):
+            rows.prompt[child] = prompt
+            rows.set_sampling(int(child), parameters)
+
+    def end_rows(self, rows: Int32s) -> None:
+        self._rows.last_token[rows] = UNWRITTEN
+        self._rows.special[rows] = False
+
+    def reset(self) -> None:
+        self._slots[:] = UNWRITTEN
+        self._rows = _RowColumns(len(self._rows.last_token))
+
+    def run(self, step: Step) -> StepOutput:
+        begin = time.perf_counter()
+        self._num_steps += 1
+        failing = self._fail_as_scripted(step) if self._faults else None
+        if len(step.copy_sources):
+            self._ids[step.copy_destinations] = self._ids[step.copy_sources]
+        self._write(step)
+        sampled = self._sample(step)
+        logprobs = self._logprobs(sampled)
+        self._rows.last_token[sampled.rows] = sampled.tokens
+        ids = sampled.tokens if failing is None else np.where(failing[sampled.rows], np.int32(-1), sampled.tokens)
+        _wait_until(begin + self._latency.step_s(step))
+        return StepOutput(ids, logprobs)
+
+    def _write(self, step: Step) -> None:
+        ids = step.token_ids
+        unknown = ids < 0
+        if unknown.any():
+            owners = step.rows
+            if len(ids) != len(owners):
+                owners = np.repeat(owners, np.diff(step.query_start))
+            ids = np.where(unknown, self._rows.last_token[owners], ids)
+            if ids.min() < 0:
+                raise SimulatedFailure(f"row {owners[ids.argmin()]} computes a token before one was sampled")
+        self._slots[step.slots] = ids
+
+    def _sample(self, step: Step) -> _Sampled:
+        rows, tables, lengths = step.rows, step.block_tables, step.context_lens
+        if not step.samples.all():
+            rows, tables, lengths = rows[step.samples], tables[step.samples], lengths[step.samples]
+        hashes = finish(self._contexts(rows, tables, lengths), lengths)
+        draws = self._rows.draws[rows]
+        if draws.any():
+            hashes = np.where(draws, mix(hashes ^ self._rows.draw_key[rows]), hashes)
+        tokens = (hashes % np.uint64(self._vocab_size)).astype(np.int32)
+        num_output = lengths - self._rows.num_prompt[rows]
+        for i in np.flatnonzero(num_output < self._rows.min_tokens[rows]):
+            tokens[i] = pass_over(int(tokens[i]), self._rows.end_token_ids[rows[i]], self._vocab_size)
+        if self._replies:
+            for i in np.flatnonzero(self._rows.special[rows]):
+                reply = self._replies.get(self._rows.prompt[rows[i]], ())
+                if num_output[i] < len(reply):
+                    tokens[i] = reply[num_output[i]]
+        return _Sampled(rows, hashes, tokens)
+
+    def _contexts(self, rows: Int32s, tables: Int32s, lengths: Int32s) -> UInt64s:
+        """Sum of id times coefficient over positions 0 .. length - 1 of each row, read through its table: [num_rows]"""
+        width = tables.shape[1] * self._block_size
+        if width > len(self._coefficients):
+            self._coefficients = coefficients(2 * width)
+        positions = np.arange(width, dtype=np.int32)
+        contexts = np.empty(len(rows), np.uint64)
+        at_once = max(1, _SLOTS_PER_GATHER // max(1, width))
+        for begin in range(0, len(rows), at_once):
+            part = slice(begin, begin + at_once)
+            ids = self._ids[tables[part]].reshape(-1, width)
+            ids *= positions < lengths[part, None]
+            if ids.min(initial=0) < 0:
+                at = int(ids.min(axis=1).argmin())
+                found = f"row {rows[begin + at]} reads position {ids[at].argmin()}"
+                raise SimulatedFailure(f"{found} of {lengths[begin + at]}, whose slot was never written")
+            contexts[part] = ids.astype(np.uint64) @ self._coefficients[:width]
+        return contexts
+
+    def _logprobs(self, sampled: _Sampled) -> Logprobs | None:
+        asked = np.flatnonzero(self._rows.num_logprobs[sampled.rows] >= 0)
+        if not len(asked):
+            return None
+        ids: list[Int32s] = []
+        values: list[float] = []
+        for i in asked:
+            k = int(self._rows.num_logprobs[sampled.rows[i]])
+            best, best_values = token_logprobs(int(sampled.tokens[i]), int(sampled.hashes[i]), k, self._vocab_size)
+            ids.append(best)
+            values += best_values
+        return Logprobs(np.concatenate(ids), np.array(values, np.float32), np.ones(len(asked), np.int32))
+
+    def _fail_as_scripted(self, step: Step) -> NDArray[np.bool_] | None:
+        """Rows of the executor whose logits are to be not finite; other faults take effect here and now."""
+        failing = np.zeros(len(self._rows.last_token), np.bool_)
+        for fault in self._faults:
+            rows = self._rows_of(fault, step)
+            if fault.step not in (None, self._num_steps) or (fault.row_of_prompt is not None and not len(rows)):
+                continue
+            if fault.kind == "raise":
+                raise SimulatedFailure(f"scripted failure of step {self._num_steps}")
+            if fault.kind == "exit":
+                os._exit(1)
+            while fault.kind == "hang":
+                time.sleep(3600)
+            failing[rows] = True
+        return failing
+
+    def _rows_of(self, fault: ScriptedFault, step: Step) -> Int32s:
+        if fault.row_of_prompt is None:
+            return step.rows
+        special = step.rows[self._rows.special[step.rows]]
+        return np.array([row for row in special if self._rows.prompt[row] == fault.row_of_prompt], np.int32)
+
+
+def _wait_until(moment: float) -> None:
+    """Sleep up to a moment of perf_counter; the last stretch, at most a millisecond, is waited out awake."""
+    while (left := moment - time.perf_counter()) > 0:
+        if left > 1e-3:
+            time.sleep(left - 5e-4)
