@@ -1,0 +1,252 @@
+"""An asyncio client of Paged, over grpcio and protobuf alone.
+
+async with Client("127.0.0.1:50051") as client:
+    async for message in client.generate("Once upon a time", max_tokens=32, temperature=0):
+        print(message.text, end="")
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self, TypedDict, TypeVar, Unpack
+
+import grpc
+import grpc.aio
+
+from paged.errors import (
+    DeadlineExceededError,
+    DuplicateRequestError,
+    FieldViolation,
+    InvalidRequestError,
+    ModelNotFoundError,
+    PagedClientError,
+    RequestAbortedError,
+    ResourceExhaustedError,
+    ServerError,
+    UnavailableError,
+    client_error,
+)
+from paged.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
+
+__all__ = [
+    "Client",
+    "Completion",
+    "DeadlineExceededError",
+    "DuplicateRequestError",
+    "FieldViolation",
+    "InvalidRequestError",
+    "ModelNotFoundError",
+    "Options",
+    "PagedClientError",
+    "Prompt",
+    "RequestAbortedError",
+    "ResourceExhaustedError",
+    "ServerError",
+    "UnavailableError",
+    "chat",
+    "generate_request",
+]
+
+Prompt = str | Sequence[int] | inference_pb2.Chat
+Response = TypeVar("Response")
+
+
+class Options(TypedDict, total=False):
+    """What may be said of a generation, named and documented as in inference.proto. What is left out stays unset."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    seed: int
+    max_tokens: int
+    min_tokens: int
+    stop: Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    include_stop_string: bool
+    logprobs: int
+    cache_salt: str
+    model: str
+    request_id: str
+    timeout_s: float  # The call's deadline.
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A whole answer."""
+
+    request_id: str
+    text: str
+    token_ids: list[int]
+    finish: inference_pb2.Finish
+    usage: inference_pb2.Usage
+    logprobs: list[inference_pb2.TokenLogprobs] = field(default_factory=list)
+
+
+class Client:
+    """One connection to a scheduler. Every method raises `PagedClientError` where the call fails.
+
+    `address` is HOST:PORT, or any target that gRPC knows (`dns:///scheduler:50051`, which spreads calls over all
+    addresses of that name). `credentials` None means no encryption. `max_message_bytes` bounds a message in either
+    direction; the server has a limit of its own (`--max-message-bytes`).
+    """
+
+    def __init__(
+        self,
+        address: str = "127.0.0.1:50051",
+        *,
+        credentials: grpc.ChannelCredentials | None = None,
+        max_message_bytes: int = 64 * 1024 * 1024,
+        channel_options: Sequence[tuple[str, Any]] = (),
+    ) -> None:
+        options = [*_channel_options(max_message_bytes), *channel_options]
+        if credentials is None:
+            self._channel = grpc.aio.insecure_channel(address, options=options)
+        else:
+            self._channel = grpc.aio.secure_channel(address, credentials, options=options)
+        self._inference: Any = inference_pb2_grpc.InferenceServiceStub(self._channel)
+        self._control: Any = control_pb2_grpc.ControlServiceStub(self._channel)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End the connection and every call on it."""
+        await self._channel.close(None)
+
+    async def generate(
+        self, prompt: Prompt, **options: Unpack[Options]
+    ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
+        """The answer as it comes; the last message has `finish` and `usage`. Leaving the loop ends the request.
+
+        `prompt` is a text, token ids, or a `chat(...)`.
+        """
+        call = self._inference.Generate(generate_request(prompt, **options), timeout=options.get("timeout_s"))
+        try:
+            async for message in call:
+                yield message
+        except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
+            raise await _translated(call, error) from None
+        finally:
+            call.cancel()
+
+    async def complete(self, prompt: Prompt, **options: Unpack[Options]) -> Completion:
+        """The whole answer in one message."""
+        request = generate_request(prompt, **options)
+        request.stream = False
+        call = self._inference.Generate(request, timeout=options.get("timeout_s"))
+        try:
+            messages = [message async for message in call]
+        except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
+            raise await _translated(call, error) from None
+        finally:
+            call.cancel()
+        (whole,) = messages
+        return Completion(
+            request_id=whole.request_id,
+            text=whole.text,
+            token_ids=list(whole.token_ids),
+            finish=whole.finish,
+            usage=whole.usage,
+            logprobs=list(whole.logprobs),
+        )
+
+    async def tokenize(self, prompt: str | inference_pb2.Chat, *, model: str = "") -> list[int]:
+        request = inference_pb2.TokenizeRequest(model=model)
+        if isinstance(prompt, str):
+            request.text = prompt
+        else:
+            request.chat.CopyFrom(prompt)
+        return list((await self._answer(self._inference.Tokenize(request))).token_ids)
+
+    async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True, model: str = "") -> str:
+        request = inference_pb2.DetokenizeRequest(
+            model=model, token_ids=token_ids, skip_special_tokens=skip_special_tokens
+        )
+        return (await self._answer(self._inference.Detokenize(request))).text
+
+    async def model(self) -> control_pb2.GetModelResponse:
+        """Facts of the model that is served."""
+        return await self._answer(self._control.GetModel(control_pb2.GetModelRequest()))
+
+    async def load(self) -> control_pb2.GetLoadResponse:
+        """How busy the scheduler and its blocks are, now."""
+        return await self._answer(self._control.GetLoad(control_pb2.GetLoadRequest()))
+
+    async def abort(self, request_ids: Sequence[str]) -> list[str]:
+        """End these requests; returns those that were found."""
+        request = control_pb2.AbortRequest(request_ids=request_ids)
+        return list((await self._answer(self._control.Abort(request))).request_ids)
+
+    async def _answer(self, call: Any) -> Any:
+        try:
+            return await call
+        except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
+            raise await _translated(call, error) from None
+
+
+def chat(*messages: tuple[str, str] | Mapping[str, str]) -> inference_pb2.Chat:
+    """A conversation as a prompt, of (role, content) pairs or of dicts with these two keys."""
+    pairs = [(m["role"], m["content"]) if isinstance(m, Mapping) else m for m in messages]
+    return inference_pb2.Chat(
+        messages=[inference_pb2.ChatMessage(role=role, content=content) for role, content in pairs]
+    )
+
+
+def generate_request(prompt: Prompt, **options: Unpack[Options]) -> inference_pb2.GenerateRequest:
+    """The message that `Client.generate` sends. Raises TypeError for an unknown option."""
+    if unknown := options.keys() - Options.__annotations__.keys():
+        raise TypeError(f"unknown options: {', '.join(sorted(unknown))}")
+    given: dict[str, Any] = dict(options)
+    request = inference_pb2.GenerateRequest(
+        sampling=inference_pb2.SamplingParams(**_picked(given, inference_pb2.SamplingParams)),
+        stop=inference_pb2.StopConditions(
+            **_picked(given, inference_pb2.StopConditions),
+            strings=given.get("stop", ()),
+            token_ids=given.get("stop_token_ids", ()),
+        ),
+        **{name: given[name] for name in ("request_id", "model", "logprobs", "cache_salt") if name in given},
+    )
+    if isinstance(prompt, str):
+        request.text = prompt
+    elif isinstance(prompt, inference_pb2.Chat):
+        request.chat.CopyFrom(prompt)
+    else:
+        request.token_ids.ids.extend(prompt)
+        request.token_ids.SetInParent()
+    return request
+
+
+def _picked(given: Mapping[str, Any], message: Any) -> dict[str, Any]:
+    return {name: given[name] for name in message.DESCRIPTOR.fields_by_name if name in given}
+
+
+def _channel_options(max_message_bytes: int) -> list[tuple[str, Any]]:
+    return [
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.service_config", '{"loadBalancingConfig": [{"round_robin": {}}]}'),
+    ]
+
+
+async def _translated(call: Any, error: BaseException) -> BaseException:
+    """Ours for gRPC's. A cancellation of the caller's own task stays what it is."""
+    if isinstance(error, grpc.aio.AioRpcError):
+        return client_error(error.code(), error.details(), error.trailing_metadata())
+    task = asyncio.current_task()
+    if (task is not None and task.cancelling()) or not call.done():
+        return error
+    # grpc.aio reports a server's CANCELLED as if this task had been cancelled.
+    return client_error(await call.code(), await call.details(), await call.trailing_metadata())
