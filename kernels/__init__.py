@@ -1,0 +1,35 @@
+"""Paged attention over a block-wise KV cache: one face, a backend for each kind of device.
+
+The cache of one layer is a pair of tensors `[num_blocks, block_size, num_kv_heads, head_dim]`; key and value heads
+may differ in size. Choose a backend once, at start, with `backend(device)`, and call its three functions:
+
+* `write_kv` puts the keys and values of a step's tokens into their slots,
+* `paged_attention` lets every query attend to its row's context, found through the block table,
+* `copy_blocks` copies whole blocks, for copy-on-write.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from kernels import reference
+from kernels.checks import KernelInputError
+
+__all__ = ["Backend", "KernelInputError", "backend"]
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """The functions of one backend; `kernels.reference` documents what each promises."""
+
+    name: str
+    paged_attention: Callable[..., torch.Tensor]
+    write_kv: Callable[..., None]
+    copy_blocks: Callable[..., None]
+
+
+def backend(device: torch.device) -> Backend:
+    """The backend that serves `device`. Chosen by the kind of device alone, so a start never differs by luck."""
+    del device  # plain torch runs on each of them; it is the only backend yet
+    return Backend("reference", reference.paged_attention, reference.write_kv, reference.copy_blocks)
