@@ -249,7 +249,7 @@ class ResidentBatch:
         total = int(tokens.sum(dtype=np.int64))
         if total > lease.tokens_per_step:
             raise PlanViolation("scheduled_tokens", f"{total} in all", f"the lease has {lease.tokens_per_step} a step")
-        live, known, sampled, first, blocks, _ = self._state[:, rows]
+        live, known, sampled, first, blocks, _ = self._state.take(rows, axis=1)
         if not live.all():
             raise PlanViolation("scheduled_rows", f"row {rows[live.argmin()]}", "is not live")
         exist = known + sampled

@@ -176,17 +176,18 @@ class SimulatedRunner:
         if width > len(self._coefficients):
             self._coefficients = coefficients(2 * width)
         positions = np.arange(width, dtype=np.int32)
+        full = int(lengths.min()) if len(lengths) else 0  # every row sees the positions before this one
         contexts = np.empty(len(rows), np.uint64)
         at_once = max(1, _SLOTS_PER_GATHER // max(1, width))
         for begin in range(0, len(rows), at_once):
             part = slice(begin, begin + at_once)
-            ids = self._ids[tables[part]].reshape(-1, width)
-            ids *= positions < lengths[part, None]
+            ids = self._ids.take(tables[part], axis=0).reshape(-1, width)
+            ids[:, full:] *= positions[full:] < lengths[part, None]
             if ids.min(initial=0) < 0:
                 at = int(ids.min(axis=1).argmin())
                 found = f"row {rows[begin + at]} reads position {ids[at].argmin()}"
                 raise SimulatedFailure(f"{found} of {lengths[begin + at]}, whose slot was never written")
-            contexts[part] = ids.astype(np.uint64) @ self._coefficients[:width]
+            contexts[part] = np.einsum("ij,j->i", ids.astype(np.uint64), self._coefficients[:width])
         return contexts
 
     def _logprobs(self, sampled: _Sampled) -> Logprobs | None:

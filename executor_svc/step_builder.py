@@ -17,7 +17,7 @@ def build_step(batch: ResidentBatch, plans: list[AppliedPlan]) -> Step:
     context_lens = first + tokens
     block_size = batch.block_size
     width = -(-int(context_lens.max(initial=0)) // block_size)
-    tables = batch.block_tables[rows, :width]
+    tables = batch.block_tables.take(rows, axis=0)[:, :width]
     places, positions = _places_and_positions(first, tokens, query_start)
     blocks = tables[places, positions // block_size].astype(np.int64)  # a slot number may pass 32 bits
     return Step(
