@@ -56,6 +56,17 @@ class InFlight:
     rows: np.ndarray
     tenancies: np.ndarray
     sequences: list[Sequence]
+    token_lists: list[list[int]]  # of these sequences: saves a look-up for each token
+
+    def only(self, indices: list[int]) -> "InFlight":
+        """The same for some of the rows."""
+        return InFlight(
+            self.step,
+            self.rows[indices],
+            self.tenancies[indices],
+            [self.sequences[i] for i in indices],
+            [self.token_lists[i] for i in indices],
+        )
 
 
 class ResultMismatch(Exception):
@@ -309,11 +320,12 @@ class Scheduler:
         tenancies = self.columns.tenancy[rows]
         last = self._last_record
         if last is not None and np.array_equal(last.tenancies, tenancies):
-            sequences = last.sequences  # the same as in the plan before: the common case
+            record = InFlight(self._step, rows, tenancies, last.sequences, last.token_lists)  # the common case
         else:
             sequences = [self._sequence(row) for row in rows.tolist()]
-        self._last_record = InFlight(self._step, rows, tenancies, sequences)
-        self.in_flight.append(self._last_record)
+            record = InFlight(self._step, rows, tenancies, sequences, [sequence.token_ids for sequence in sequences])
+        self._last_record = record
+        self.in_flight.append(record)
 
     def _note_peaks(self) -> None:
         counters, used = self.counters, self.cache.pool.num_used
@@ -332,36 +344,30 @@ class Scheduler:
         self.in_flight.popleft()
         regular = (self.columns.tenancy[record.rows] == record.tenancies) & (result.tokens >= 0)
         if regular.all():
-            return self._append(record.rows, result.tokens, record.sequences, result.logprobs)
+            return self._append(record, result.tokens, result.logprobs)
         chosen = np.flatnonzero(regular).tolist()
         logprobs = result.logprobs and [result.logprobs[i] for i in chosen]
-        applied = self._append(
-            record.rows[regular], result.tokens[regular], [record.sequences[i] for i in chosen], logprobs
-        )
+        applied = self._append(record.only(chosen), result.tokens[chosen], logprobs)
         for i in np.flatnonzero(~regular).tolist():
             entry = result.logprobs[i] if result.logprobs else None
             self._append_irregular(record.sequences[i], int(result.tokens[i]), entry, applied)
         return applied
 
-    def _append(
-        self, rows: np.ndarray, tokens: np.ndarray, sequences: list[Sequence], logprobs: LogprobColumn
-    ) -> Applied:
+    def _append(self, record: InFlight, tokens: np.ndarray, logprobs: LogprobColumn) -> Applied:
         """One more token for each of these running rows."""
+        rows, sequences = record.rows, record.sequences
         columns = self.columns
         num_tokens = columns.num_tokens[rows] + 1
         columns.num_tokens[rows] = num_tokens
         columns.in_flight[rows] -= 1
-        for sequence, token in zip(sequences, tokens.tolist(), strict=True):
-            sequence.token_ids.append(token)
+        for token_ids, token in zip(record.token_lists, tokens.tolist(), strict=True):
+            token_ids.append(token)
         if logprobs is not None:
             for sequence, entry in zip(sequences, logprobs, strict=True):
                 if entry is not None:
                     sequence.logprobs.append(entry)
         self.counters.generated_tokens += len(rows)
-        written = columns.num_computed[rows]
-        full = np.minimum(num_tokens, written) // self.lease.block_size > columns.num_published[rows]
-        for i in np.flatnonzero(full).tolist():
-            self._publish(sequences[i], int(written[i]))
+        self._publish_outputs(rows, sequences)
         at_end = (columns.end_ids[rows] == tokens[:, None]).any(axis=1)
         ended = [sequences[i] for i in np.flatnonzero(at_end | (num_tokens >= columns.max_total[rows])).tolist()]
         for sequence in ended:
@@ -391,6 +397,24 @@ class Scheduler:
         if token in sequence.end_token_ids or len(sequence.token_ids) >= sequence.max_total:
             self._finish(sequence)
             applied.ended.append(sequence)
+
+    def _publish_outputs(self, rows: np.ndarray, sequences: list[Sequence]) -> None:
+        """Publish, for each of these rows, the next block if its ids are known and its K/V is final."""
+        if not self._prefix_caching:
+            return
+        columns, block_size = self.columns, self.lease.block_size
+        published = columns.num_published[rows]
+        full = np.minimum(columns.num_tokens[rows], columns.num_computed[rows]) // block_size > published
+        if not full.any():
+            return
+        indices = published[full]
+        blocks = columns.block_table[rows[full], indices]
+        columns.num_published[rows[full]] = indices + 1
+        chosen = np.flatnonzero(full).tolist()
+        for i, index, block in zip(chosen, indices.tolist(), blocks.tolist(), strict=True):
+            hashes = sequences[i].block_hashes
+            extend_hashes(hashes, sequences[i].token_ids, block_size, sequences[i].cache_salt)
+            self.cache.publish(block, hashes[index])
 
     # --- shared by several ways ---
 
