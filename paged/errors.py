@@ -71,7 +71,7 @@ class ServerError(PagedClientError):
     """The request failed through no fault of its own."""
 
 
-_CLASSES: dict[grpc.StatusCode, type[PagedClientError]] = {
+CLASSES: dict[grpc.StatusCode, type[PagedClientError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequestError,
     grpc.StatusCode.NOT_FOUND: ModelNotFoundError,
     grpc.StatusCode.ALREADY_EXISTS: DuplicateRequestError,
@@ -86,7 +86,7 @@ _CLASSES: dict[grpc.StatusCode, type[PagedClientError]] = {
 def client_error(code: grpc.StatusCode, message: str | None, trailing_metadata: Any) -> PagedClientError:
     """The exception of a call that ended with this status."""
     details = _details(trailing_metadata) if HAS_DETAILS else {}
-    return _CLASSES.get(code, PagedClientError)(code, message or "", **details)
+    return CLASSES.get(code, PagedClientError)(code, message or "", **details)
 
 
 def _details(trailing_metadata: Any) -> dict[str, Any]:

@@ -47,13 +47,13 @@ class SchedulerSettings(BaseSettings):
     )
 
     listen_address: Annotated[str, AfterValidator(_listen_address)] = Field(
-        "127.0.0.1:50051", description="Where gRPC calls are taken, as HOST:PORT; port 0 takes any free one."
+        default="127.0.0.1:50051", description="Where gRPC calls are taken, as HOST:PORT; port 0 takes any free one."
     )
     address_file: Path | None = Field(
-        None, description="File that gets the real listening address once calls are taken."
+        default=None, description="File that gets the real listening address once calls are taken."
     )
     executor_endpoint: Annotated[str, AfterValidator(_endpoint)] = Field(
-        "tcp://127.0.0.1:5555", description="ZeroMQ endpoint of the executor."
+        default="tcp://127.0.0.1:5555", description="ZeroMQ endpoint of the executor."
     )
     scheduler_id: str = Field(
         default_factory=_new_scheduler_id,
@@ -62,59 +62,82 @@ class SchedulerSettings(BaseSettings):
         description="Name towards the executor; a second scheduler of the same name ends the session of the first.",
     )
     cache_dir: Path = Field(
-        Path("~/.cache/paged/tokenizers"),
+        default=Path("~/.cache/paged/tokenizers"),
         description="Directory that keeps the tokenizers that executors have sent.",
     )
 
     max_waiting_requests: int = Field(
-        4096, ge=1, le=1_000_000, description="Requests that may wait for admission; more are RESOURCE_EXHAUSTED."
+        default=4096,
+        ge=1,
+        le=1_000_000,
+        description="Requests that may wait for admission; more are RESOURCE_EXHAUSTED.",
     )
     max_concurrent_calls: int = Field(
-        8192, ge=1, le=1_000_000, description="gRPC calls of any kind at once; more are RESOURCE_EXHAUSTED."
+        default=8192, ge=1, le=1_000_000, description="gRPC calls of any kind at once; more are RESOURCE_EXHAUSTED."
     )
     max_model_len: int | None = Field(
-        None, ge=2, description="Most tokens of prompt and output together, where less than the model's own length."
+        default=None,
+        ge=2,
+        description="Most tokens of prompt and output together, where less than the model's own length.",
     )
-    max_logprobs: int = Field(20, ge=0, le=1024, description="Most alternatives that a request may ask for per token.")
+    max_logprobs: int = Field(
+        default=20, ge=0, le=1024, description="Most alternatives that a request may ask for per token."
+    )
     max_request_s: PositiveSeconds = Field(
-        3600.0, description="Seconds after which a request ends with DEADLINE_EXCEEDED, whatever its own deadline."
+        default=3600.0,
+        description="Seconds after which a request ends with DEADLINE_EXCEEDED, whatever its own deadline.",
     )
     max_message_bytes: int = Field(
-        16 * 1024 * 1024, ge=64 * 1024, le=1024**3, description="Largest gRPC message taken or sent, in bytes."
+        default=16 * 1024 * 1024, ge=64 * 1024, le=1024**3, description="Largest gRPC message taken or sent, in bytes."
     )
 
     executor_wait_s: PositiveSeconds = Field(
-        30.0, description="Seconds that requests wait for a lost executor before they end with UNAVAILABLE."
+        default=30.0, description="Seconds that requests wait for a lost executor before they end with UNAVAILABLE."
     )
     result_timeout_s: PositiveSeconds = Field(
-        10.0, description="Seconds without a result after which the executor counts as lost; slow models get longer."
+        default=10.0,
+        description="Seconds without a result after which the executor counts as lost; slow models get longer.",
     )
     idle_plan_s: PositiveSeconds = Field(
-        1.0, description="Seconds between the empty plans that an idle scheduler sends as a sign of life."
+        default=1.0, description="Seconds between the empty plans that an idle scheduler sends as a sign of life."
     )
     max_losses: int = Field(
-        3, ge=1, le=1000, description="Losses of the executor, with no result between, after which attaching stops."
+        default=3,
+        ge=1,
+        le=1000,
+        description="Losses of the executor, with no result between, after which what it was computing fails.",
     )
     watermark: float = Field(
-        0.01, ge=0, le=0.5, description="Share of the blocks that stays free when a new request is admitted."
+        default=0.01, ge=0, le=0.5, description="Share of the blocks that stays free when a new request is admitted."
     )
-    prefix_caching: bool = Field(True, description="Reuse the K/V of prompts that begin alike.")
+    prefix_caching: bool = Field(default=True, description="Reuse the K/V of prompts that begin alike.")
 
-    keepalive_s: PositiveSeconds = Field(30.0, description="Seconds between keepalive pings on a quiet connection.")
+    keepalive_s: PositiveSeconds = Field(
+        default=30.0, description="Seconds between keepalive pings on a quiet connection."
+    )
     max_connection_age_s: PositiveSeconds | None = Field(
-        None, description="Seconds after which clients are asked to connect anew, to find new schedulers; off if unset."
+        default=None,
+        description="Seconds after which clients are asked to connect anew, to find new schedulers; off if unset.",
     )
     max_connection_age_grace_s: PositiveSeconds = Field(
-        3600.0, description="Seconds that the calls of such a connection have to end."
+        default=3600.0, description="Seconds that the calls of such a connection have to end."
     )
     shutdown_grace_s: float = Field(
-        10.0, ge=0, le=3600, allow_inf_nan=False, description="Seconds that running calls have to end at shutdown."
+        default=10.0,
+        ge=0,
+        le=3600,
+        allow_inf_nan=False,
+        description="Seconds that running calls have to end at shutdown.",
     )
-    exit_with_parent: bool = Field(False, description="Exit when the process that started this one does (Linux only).")
+    exit_with_parent: bool = Field(
+        default=False, description="Exit when the process that started this one does (Linux only)."
+    )
 
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe events logged.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Least severe events logged."
+    )
     log_format: Literal["auto", "json", "text"] = Field(
-        "auto", description="Form of log lines; auto is text on a terminal and json elsewhere."
+        default="auto", description="Form of log lines; auto is text on a terminal and json elsewhere."
     )
 
     def model_post_init(self, context: object) -> None:

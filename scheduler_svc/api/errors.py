@@ -11,11 +11,12 @@ from scheduler_svc import errors
 
 ERROR_DOMAIN = "paged"
 
-# gRPC carries the details in the trailing metadata, of which clients take 8 KiB in all.
+# gRPC carries the details in the trailing metadata, of which clients surely take 8 KiB in all
+# (sent in base64; the message twice, once with three bytes for each that is not ASCII).
 MAX_MESSAGE_BYTES = 512
 MAX_VIOLATIONS = 16
-MAX_FIELD_CHARS = 64
-MAX_DESCRIPTION_CHARS = 160
+MAX_FIELD_BYTES = 64
+MAX_DESCRIPTION_BYTES = 160
 
 
 class DeadlineExceeded(errors.PagedError):
@@ -67,7 +68,8 @@ def _bad_request(error: errors.InvalidRequest) -> error_details_pb2.BadRequest:
     return error_details_pb2.BadRequest(
         field_violations=[
             error_details_pb2.BadRequest.FieldViolation(
-                field=violation.field[:MAX_FIELD_CHARS], description=violation.description[:MAX_DESCRIPTION_CHARS]
+                field=_clipped(violation.field, MAX_FIELD_BYTES),
+                description=_clipped(violation.description, MAX_DESCRIPTION_BYTES),
             )
             for violation in error.violations[:MAX_VIOLATIONS]
         ]
@@ -75,8 +77,11 @@ def _bad_request(error: errors.InvalidRequest) -> error_details_pb2.BadRequest:
 
 
 def _status(code: grpc.StatusCode, message: str, details: list[Message]) -> status_pb2.Status:
-    short = message.encode()[:MAX_MESSAGE_BYTES].decode(errors="ignore")
-    status = status_pb2.Status(code=code.value[0], message=short)
+    status = status_pb2.Status(code=code.value[0], message=_clipped(message, MAX_MESSAGE_BYTES))
     for detail in details:
         status.details.add().Pack(detail)
     return status
+
+
+def _clipped(text: str, max_bytes: int) -> str:
+    return text.encode()[:max_bytes].decode(errors="ignore")

@@ -1,0 +1,32 @@
+from collections.abc import AsyncIterator
+
+import pytest
+
+from paged.client import Client
+from scheduler_svc.api.server import ApiServer
+from scheduler_svc.settings import SchedulerSettings
+from tests.api.scripted_engine import ScriptedEngine
+
+
+@pytest.fixture
+def engine() -> ScriptedEngine:
+    return ScriptedEngine()
+
+
+@pytest.fixture
+def settings() -> SchedulerSettings:
+    return SchedulerSettings(listen_address="127.0.0.1:0", shutdown_grace_s=0)
+
+
+@pytest.fixture
+async def address(engine: ScriptedEngine, settings: SchedulerSettings) -> AsyncIterator[str]:
+    """Of a real server over the scripted engine."""
+    server = ApiServer(engine, settings)
+    yield await server.start()
+    await server.stop()
+
+
+@pytest.fixture
+async def client(address: str) -> AsyncIterator[Client]:
+    async with Client(address) as connected:
+        yield connected

@@ -1,0 +1,89 @@
+"""An engine that answers what a test has written down, and remembers what it was asked."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass, field
+
+from paged.v1 import control_pb2, executor_pb2
+from scheduler_svc.core.sequence import TokenLogprobs
+from scheduler_svc.requests import Delta, Finish, GenerationRequest, Usage
+
+VOCAB_SIZE = 512
+MAX_MODEL_LEN = 64
+
+Action = Delta | Exception | Callable[[], Awaitable[object]]
+
+ANSWER = [
+    Delta("On", [11], [TokenLogprobs(-0.5, 1, [11, 12], [-0.5, -1.5])]),
+    Delta("", [12], [TokenLogprobs(-2.0, 7, [3, 4], [-0.1, -3.0])]),
+    Delta("ce", [13, 14], [TokenLogprobs(-0.25, 1, [13], [-0.25]), TokenLogprobs(-1.0, 2, [9], [-0.75])]),
+    Delta("!", [2], [TokenLogprobs(-0.125, 1, [2], [-0.125])], Finish(token_id=2), Usage(5, 5, 4)),
+]
+
+
+def scripted_facts() -> executor_pb2.ModelFacts:
+    return executor_pb2.ModelFacts(
+        name="scripted",
+        architecture="ScriptedForCausalLM",
+        vocab_size=VOCAB_SIZE,
+        max_model_len=MAX_MODEL_LEN,
+        eos_token_ids=[2],
+        bos_token_id=1,
+        dtype="float32",
+        fingerprint="f00d",
+        block_size=16,
+    )
+
+
+@dataclass
+class ScriptedEngine:
+    """Plays `script` for every request: deltas are sent, exceptions raised, callables awaited.
+
+    One token a character of a text; the empty text gives none.
+    """
+
+    script: list[Action] = field(default_factory=lambda: list(ANSWER))
+    model: executor_pb2.ModelFacts | None = field(default_factory=scripted_facts)
+    ready: bool = True
+    has_chat_template: bool = True
+    tokenize_error: Exception | None = None
+    submitted: list[GenerationRequest] = field(default_factory=list)
+    live: set[str] = field(default_factory=set)
+    ended: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
+
+    async def tokenize(self, text: str) -> list[int]:
+        if self.tokenize_error is not None:
+            raise self.tokenize_error
+        return [ord(character) % VOCAB_SIZE for character in text]
+
+    async def tokenize_chat(self, messages: list[dict[str, str]]) -> list[int]:
+        return await self.tokenize("".join(f"<{m['role']}>{m['content']}" for m in messages))
+
+    async def detokenize(self, ids: list[int], skip_special_tokens: bool) -> str:
+        return "".join(chr(i) for i in ids if not (skip_special_tokens and i < 32))
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
+        self.submitted.append(request)
+        self.live.add(request.request_id)
+        try:
+            for action in self.script:
+                if isinstance(action, Exception):
+                    raise action
+                if isinstance(action, Delta):
+                    yield action
+                else:
+                    await action()
+        finally:
+            self.live.discard(request.request_id)
+            self.ended.put_nowait(request.request_id)
+
+    def abort(self, request_ids: list[str]) -> list[str]:
+        return [request_id for request_id in request_ids if request_id in self.live]
+
+    def load(self) -> control_pb2.GetLoadResponse:
+        return control_pb2.GetLoadResponse(running_sequences=len(self.live), executor_attached=self.ready)
+
+
+async def forever() -> None:
+    """A step that never ends by itself."""
+    await asyncio.Event().wait()

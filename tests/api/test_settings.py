@@ -1,0 +1,60 @@
+"""A bad setting is named, and the process does not start."""
+
+from pathlib import Path
+
+import pytest
+
+from scheduler_svc.settings import SchedulerSettings, parse_settings
+
+
+def test_flags_win_over_the_environment_and_that_over_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGED_SCHEDULER_MAX_WAITING_REQUESTS", "7")
+    monkeypatch.setenv("PAGED_SCHEDULER_MAX_LOGPROBS", "5")
+    settings = parse_settings(["--max-waiting-requests", "9", "--no-prefix-caching", "--listen-address", "[::1]:0"])
+    assert (settings.max_waiting_requests, settings.max_logprobs, settings.max_losses) == (9, 5, 3)
+    assert settings.prefix_caching is False
+    assert settings.listen_address == "[::1]:0"
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--listen-address", "50051"),
+        ("--listen-address", "host:70000"),
+        ("--executor-endpoint", "http://localhost"),
+        ("--max-waiting-requests", "0"),
+        ("--max-model-len", "1"),
+        ("--watermark", "nan"),
+        ("--result-timeout-s", "inf"),
+        ("--executor-wait-s", "-1"),
+        ("--max-message-bytes", "many"),
+        ("--log-level", "loud"),
+    ],
+)
+def test_a_bad_value_exits_with_2_and_names_its_flag(flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse_settings([flag, value])
+    assert caught.value.code == 2
+    assert f"{flag} " in (said := capsys.readouterr().err)
+    assert value in said
+
+
+def test_an_unknown_flag_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse_settings(["--max-waiting", "5"])
+    assert caught.value.code == 2
+    assert "--max-waiting" in capsys.readouterr().err
+
+
+def test_every_setting_says_in_one_sentence_what_it_does() -> None:
+    for name, setting in SchedulerSettings.model_fields.items():
+        assert setting.description, name
+        assert setting.description.endswith("."), name
+
+
+def test_each_process_has_a_scheduler_id_of_its_own() -> None:
+    assert parse_settings([]).scheduler_id != parse_settings([]).scheduler_id
+
+
+def test_the_cache_is_in_the_users_home() -> None:
+    assert parse_settings([]).cache_dir == Path.home() / ".cache/paged/tokenizers"
