@@ -1,0 +1,19 @@
+"""Giving memory that the process no longer needs back to the system."""
+
+import ctypes
+import gc
+import sys
+
+
+def release_unused_memory() -> None:
+    """Return freed memory to the system where the C library can (glibc), after something big has been dropped.
+
+    Loading a tokenizer of 262,144 entries takes 300 MB for a second and 100 MB for good; without this the process
+    would keep the 300.
+    """
+    gc.collect()
+    if sys.platform != "linux":
+        return
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
