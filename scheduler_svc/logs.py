@@ -9,12 +9,12 @@ import structlog
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
-def configure_logs(level: str = "info", form: Literal["auto", "json", "text"] = "auto") -> None:
+def configure_logs(level: str = "info", form: Literal["auto", "console", "json"] = "auto") -> None:
     """Send events of `level` and above to standard error, also those of libraries that use `logging`.
 
-    `form` auto is text on a terminal and one JSON object a line elsewhere.
+    `form` auto is console (for people) on a terminal and one JSON object a line elsewhere.
     """
-    as_text = form == "text" or (form == "auto" and sys.stderr.isatty())
+    for_people = form == "console" or (form == "auto" and sys.stderr.isatty())
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -23,7 +23,7 @@ def configure_logs(level: str = "info", form: Literal["auto", "json", "text"] = 
     ]
     rendered: list[structlog.typing.Processor] = (
         [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
-        if as_text
+        if for_people
         else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     )
     structlog.configure(

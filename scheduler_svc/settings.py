@@ -136,8 +136,8 @@ class SchedulerSettings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Least severe events logged."
     )
-    log_format: Literal["auto", "json", "text"] = Field(
-        default="auto", description="Form of log lines; auto is text on a terminal and json elsewhere."
+    log_format: Literal["auto", "console", "json"] = Field(
+        default="auto", description="Form of log lines; auto is console on a terminal and json elsewhere."
     )
 
     def model_post_init(self, context: object) -> None:

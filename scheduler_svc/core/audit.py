@@ -38,6 +38,13 @@ def audit(scheduler: Scheduler) -> None:
         _require(sequence.state is State.WAITING and sequence.row == -1, "a waiting sequence has a row")
 
 
+def audit_idle(scheduler: Scheduler) -> None:
+    """Raise AuditFailure unless all blocks are free. For a scheduler that runs nothing; cheap."""
+    pool = scheduler.cache.pool
+    _require(pool.num_used == 0 and not any(pool.ref_count), f"{pool.num_used} blocks in use while nothing runs")
+    _require(pool.num_free == pool.num_leased, f"{pool.num_leased - pool.num_free} blocks have gone")
+
+
 def _require(holds: bool, rule: str) -> None:
     if not holds:
         raise AuditFailure(rule)

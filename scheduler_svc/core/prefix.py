@@ -41,6 +41,13 @@ def extend_hashes(hashes: list[bytes], token_ids: list[int], block_size: int, sa
         hashes.append(parent)
 
 
+def prefix_hashes(token_ids: list[int], block_size: int, salt: str) -> list[bytes]:
+    """Those of all full blocks of `token_ids`."""
+    hashes: list[bytes] = []
+    extend_hashes(hashes, token_ids, block_size, salt)
+    return hashes
+
+
 class PrefixCache:
     """Hash to block, and back. A hash names at most one block; a block has at most one hash while it is unchanged."""
 

@@ -91,6 +91,8 @@ class Scheduler:
         if self.in_flight or self.num_running:
             raise RuntimeError("attach() during a session: call detach() first")
         self._begin(lease)
+        for sequence in self.queue:
+            sequence.block_hashes.clear()  # the block size may be another one now
         hopeless = [sequence for sequence in self.queue if not self.fits(sequence.max_total)]
         for sequence in hopeless:
             self.cancel(sequence)
@@ -146,6 +148,7 @@ class Scheduler:
 
     def submit(self, sequence: Sequence) -> None:
         """Let the sequence wait for its turn. The caller has checked that it `fits`."""
+        sequence.state = State.WAITING
         self.queue.push(sequence)
 
     def cancel(self, sequence: Sequence) -> None:

@@ -25,6 +25,7 @@ class Sampling:
 class State(enum.Enum):
     """Where a sequence is. Only the scheduler moves it."""
 
+    NEW = "new"  # not submitted yet
     WAITING = "waiting"  # in the admission queue, without row or blocks
     RUNNING = "running"  # has a row and blocks
     ENDED = "ended"
@@ -55,7 +56,7 @@ class Sequence:
     num_prompt: int = 0
     owner: Any = None  # whatever the engine wants to find again with the sequence
 
-    state: State = State.WAITING
+    state: State = State.NEW
     end_reason: EndReason | None = None
     row: int = -1
     in_flight: int = 0  # sampled tokens that are planned and not known

@@ -1,0 +1,90 @@
+"""One request on its way back to its client: from the tokens that the core appends to text that may be sent."""
+
+import asyncio
+
+from scheduler_svc.core.sequence import EndReason, Sequence
+from scheduler_svc.errors import PagedError, RequestFailed
+from scheduler_svc.requests import Delta, Finish, Usage
+from scheduler_svc.text.text_stream import TextStream
+
+
+class Answer:
+    """`take` reads what is new in the sequence; `next_delta` waits for it. Whatever waits leaves as one delta.
+
+    Ends once, by `take` (the sequence has ended, or a stop string was found) or by `fail`.
+    """
+
+    def __init__(self, sequence: Sequence, text_stream: TextStream) -> None:
+        self.sequence = sequence
+        self.is_dirty = False  # in the engine's queue of answers with new tokens
+        self.is_over = False
+        self.num_losses = 0  # losses of the executor while this ran, with no result since
+        self._text_stream = text_stream
+        self._num_taken = 0  # output tokens that belong to the answer so far
+        self._num_sent = 0  # of these, in a delta already
+        self._text: list[str] = []
+        self._finish: Finish | None = None
+        self._error: PagedError | None = None
+        self._changed = asyncio.Event()
+
+    def take(self) -> None:
+        """Take in the tokens that were appended since the last time, and the sequence's end."""
+        if self.is_over:
+            return
+        sequence = self.sequence
+        begin = sequence.num_prompt + self._num_taken
+        at_end_token = sequence.end_reason is EndReason.END_TOKEN
+        ids = sequence.token_ids[begin : len(sequence.token_ids) - at_end_token]  # an end token has no text
+        if ids:
+            piece = self._text_stream.push(ids)
+            self._text.append(piece.text)
+            self._num_taken += piece.num_tokens_used
+            if piece.stop_string is not None:
+                self._end(Finish(stop_string=piece.stop_string))
+                return
+        if sequence.end_reason is EndReason.NOT_FINITE:
+            self.fail(RequestFailed("the model's logits were not finite"))
+        elif sequence.end_reason is not None:
+            piece = self._text_stream.finish()
+            self._text.append(piece.text)
+            self._num_taken += at_end_token
+            self._end(Finish(sequence.token_ids[-1] if at_end_token else None, piece.stop_string))
+        self._changed.set()
+
+    @property
+    def is_finished(self) -> bool:
+        """Over, and not by an error."""
+        return self._finish is not None
+
+    def fail(self, error: PagedError) -> None:
+        """End with an error instead of a last delta. Harmless if the answer is over."""
+        if not self.is_over:
+            self.is_over = True
+            self._error = error
+            self._changed.set()
+
+    async def next_delta(self) -> Delta:
+        """All that waits, as soon as anything does. Raises the error that has ended the answer."""
+        await self._changed.wait()
+        self._changed.clear()
+        if self._error is not None:
+            raise self._error
+        sequence = self.sequence
+        begin, self._num_sent = self._num_sent, self._num_taken
+        text, self._text = "".join(self._text), []
+        return Delta(
+            text=text,
+            token_ids=sequence.token_ids[sequence.num_prompt + begin : sequence.num_prompt + self._num_taken],
+            logprobs=sequence.logprobs[begin : self._num_taken],
+            finish=self._finish,
+            usage=self._usage() if self._finish is not None else None,
+        )
+
+    def _end(self, finish: Finish) -> None:
+        self.is_over = True
+        self._finish = finish
+        self._changed.set()
+
+    def _usage(self) -> Usage:
+        sequence = self.sequence
+        return Usage(sequence.num_prompt, self._num_taken, sequence.num_cached or 0)

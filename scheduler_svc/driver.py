@@ -1,0 +1,163 @@
+"""Keeps the core and an executor together: attach, plan while there is room, apply, and begin anew after a loss."""
+
+import asyncio
+import time
+from typing import Protocol
+
+import structlog
+import zmq.asyncio
+
+from paged.v1 import executor_pb2 as pb
+from scheduler_svc.core.audit import audit_idle
+from scheduler_svc.core.scheduler import Applied, Scheduler
+from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.link.codec import decode_result
+from scheduler_svc.link.session import ExecutorSession, LinkOptions, SessionLost
+
+MIN_PAUSE_S = 0.05  # between a loss and the next attempt; doubled with each loss without a result between
+MAX_PAUSE_S = 5.0
+
+log = structlog.get_logger()
+
+
+class Listener(Protocol):
+    """What the driver tells the engine. All calls are on the event loop and must not block."""
+
+    async def on_attached(self, attached: pb.Attached, session: ExecutorSession, hopeless: list[Sequence]) -> None:
+        """A session has begun; `hopeless` have ended because they can never fit its lease."""
+
+    def on_applied(self, applied: Applied) -> None:
+        """A result was taken in."""
+
+    def on_lost(self, ran: list[Sequence], reason: str) -> None:
+        """The session is over; `ran` wait to be computed anew."""
+
+
+class Driver:
+    """Owns the session. `run` until cancelled; `wake` after each submit or cancel."""
+
+    def __init__(self, scheduler: Scheduler, options: LinkOptions, idle_plan_s: float, listener: Listener) -> None:
+        self._scheduler = scheduler
+        self._options = options
+        self._idle_plan_s = idle_plan_s
+        self._listener = listener
+        self._session: ExecutorSession | None = None
+        self._wake_scheduled = False
+        self._was_busy = False
+        self._results_since_loss = 0
+        self.num_losses = 0
+        self.lost_at: float | None = time.monotonic()  # None while a session is going on
+
+    @property
+    def is_attached(self) -> bool:
+        return self._session is not None
+
+    async def run(self) -> None:
+        context = zmq.asyncio.Context()
+        pause_s = MIN_PAUSE_S
+        try:
+            while True:
+                reason = await self._one_session(context)
+                pause_s = MIN_PAUSE_S if self._results_since_loss else min(2 * pause_s, MAX_PAUSE_S)
+                self._results_since_loss = 0
+                await asyncio.sleep(MAX_PAUSE_S if reason.refused else pause_s)
+        finally:
+            context.destroy()
+
+    def wake(self) -> None:
+        """Plan soon, if there is room. Any number of calls in one turn of the event loop cost one."""
+        if not self._wake_scheduled:
+            self._wake_scheduled = True
+            asyncio.get_running_loop().call_soon(self._on_wake)
+
+    async def _one_session(self, context: zmq.asyncio.Context) -> SessionLost:
+        """Attach, and serve until the session ends; returns why."""
+        session = ExecutorSession(context, self._options)
+        try:
+            attached, lease = await session.attach()
+            session.on_result = self._on_result
+            hopeless = self._scheduler.attach(lease)
+            self._session, self.lost_at = session, None
+            log.info("attached", executor=attached.executor_id, epoch=attached.epoch, blocks=len(lease.block_ids))
+            self.wake()
+            beat = asyncio.create_task(self._beat(session))
+            try:
+                await self._listener.on_attached(attached, session, hopeless)
+                reason = await session.lost
+            finally:
+                beat.cancel()
+        except SessionLost as lost:
+            reason = lost
+        except asyncio.CancelledError:
+            session.say_goodbye()
+            raise
+        finally:
+            session.close()
+            self._session = None
+        self._end_session(reason)
+        return reason
+
+    def _end_session(self, reason: SessionLost) -> None:
+        """Whatever has ended the session: all that ran waits again. Nothing else handles a loss."""
+        if self.lost_at is not None:  # it never began
+            log.warning("attach_failed", reason=str(reason))
+            return
+        self.lost_at = time.monotonic()
+        self.num_losses += 1
+        ran = self._scheduler.detach()
+        log.warning("executor_lost", reason=str(reason), running=len(ran), waiting=self._scheduler.num_waiting)
+        self._listener.on_lost(ran, str(reason))
+
+    async def _beat(self, session: ExecutorSession) -> None:
+        """An empty plan now and then tells the executor that an idle scheduler lives."""
+        while True:
+            await asyncio.sleep(self._idle_plan_s / 4)
+            if session.idle_s >= self._idle_plan_s and self._has_room():
+                self._plan(session, even_if_empty=True)
+
+    def _on_wake(self) -> None:
+        self._wake_scheduled = False
+        self._pump()
+
+    def _pump(self) -> None:
+        session = self._session
+        while session is not None and self._has_room() and self._plan(session):
+            pass
+
+    def _has_room(self) -> bool:
+        return len(self._scheduler.in_flight) < self._scheduler.lease.plans_in_flight
+
+    def _plan(self, session: ExecutorSession, *, even_if_empty: bool = False) -> bool:
+        try:
+            plan = self._scheduler.plan(even_if_empty=even_if_empty)
+        except Exception as error:  # a fault of ours must not leave the callers hanging
+            log.exception("plan_failed")
+            session.end(f"plan failed: {type(error).__name__}")
+            return False
+        if plan is None:
+            self._check_idle()
+            return False
+        self._was_busy = True
+        session.send(plan)
+        return True
+
+    def _on_result(self, message: pb.StepResult) -> None:
+        try:
+            wanted = []
+            if message.logprob_ids:
+                wanted = [sequence.sampling.logprobs for sequence in self._scheduler.in_flight[0].sequences]
+            applied = self._scheduler.apply(decode_result(message, wanted))
+        except Exception as error:  # as in _plan
+            log.exception("result_failed", step=message.step)
+            if self._session is not None:
+                self._session.end(f"result failed: {type(error).__name__}")
+            return
+        self._results_since_loss += 1
+        self._pump()
+        self._listener.on_applied(applied)
+
+    def _check_idle(self) -> None:
+        """When the last request is gone, no block may be in use."""
+        if self._was_busy and not (self._scheduler.num_running or self._scheduler.in_flight):
+            self._was_busy = False
+            audit_idle(self._scheduler)

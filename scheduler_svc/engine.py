@@ -1,0 +1,297 @@
+"""The engine: ties core, text and link together behind one face for the API.
+
+A result's way: link decodes, core applies, the next plan goes out, and only then are the answers served, longest
+waiting first, in slices that leave the event loop free for the next result.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncGenerator
+
+import structlog
+
+from paged.v1 import control_pb2
+from paged.v1 import executor_pb2 as pb
+from scheduler_svc.answer import Answer
+from scheduler_svc.core.prefix import prefix_hashes
+from scheduler_svc.core.scheduler import Applied, Scheduler
+from scheduler_svc.core.sequence import Sequence, State
+from scheduler_svc.driver import Driver
+from scheduler_svc.errors import (
+    DuplicateRequest,
+    FieldViolation,
+    InvalidRequest,
+    PagedError,
+    QueueFull,
+    RequestAborted,
+    RequestFailed,
+    Unavailable,
+)
+from scheduler_svc.link.session import ExecutorSession, LinkOptions
+from scheduler_svc.requests import Delta, GenerationRequest
+from scheduler_svc.served_text import ServedText
+from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.text.text_stream import TextStream
+
+SLICE_S = 0.002  # of the event loop for answers before links and calls get their turn
+LONG_PROMPT_TOKENS = 4096  # hashed in a worker thread
+RETRY_AFTER_S = 1.0
+
+log = structlog.get_logger()
+
+
+class Engine:
+    """Takes requests, gives answers. `run` until cancelled; everything is on one event loop."""
+
+    def __init__(self, settings: SchedulerSettings) -> None:
+        self._settings = settings
+        self._scheduler = Scheduler(prefix_caching=settings.prefix_caching, watermark=settings.watermark)
+        options = LinkOptions(
+            endpoint=settings.executor_endpoint,
+            scheduler_id=settings.scheduler_id,
+            result_timeout_s=settings.result_timeout_s,
+            max_message_bytes=settings.max_message_bytes,
+        )
+        self._driver = Driver(self._scheduler, options, settings.idle_plan_s, listener=self)
+        self._text = ServedText(settings.cache_dir)
+        self._answers: dict[str, Answer] = {}
+        self._dirty: deque[Answer] = deque()
+        self._counts = {"finished": 0, "cancelled": 0, "failed": 0}
+        self._suspects: list[Answer] = []
+        self._is_stopping = False
+        self.model: pb.ModelFacts | None = None
+
+    # --- life ---
+
+    async def run(self) -> None:
+        """Drive the executor until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._driver.run())
+            tasks.create_task(self._give_up_waiting())
+
+    def stop(self) -> None:
+        """Take no new requests; those that run go on."""
+        self._is_stopping = True
+
+    def fail_all(self, error: PagedError) -> None:
+        """End every request with this error."""
+        for answer in list(self._answers.values()):
+            self._fail(answer, error)
+
+    @property
+    def ready(self) -> bool:
+        return self._driver.is_attached and self._text.is_loaded and not self._is_stopping
+
+    # --- text ---
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._text.is_loaded and self._text.tokenizer.has_chat_template
+
+    async def tokenize(self, text: str) -> list[int]:
+        return await self._text.tokenize(text, self._max_model_len)
+
+    async def tokenize_chat(self, messages: list[dict[str, str]]) -> list[int]:
+        return await self._text.tokenize_chat(messages, self._max_model_len)
+
+    async def detokenize(self, ids: list[int], skip_special_tokens: bool) -> str:
+        return await self._text.detokenize(ids, skip_special_tokens)
+
+    # --- requests ---
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
+        """The answer as it comes; closing or cancelling the generator frees everything.
+
+        Raises DuplicateRequest, QueueFull, InvalidRequest, Unavailable; later RequestAborted, RequestFailed.
+        """
+        answer = self._open(request)
+        try:
+            await self._submit(answer.sequence)
+            while True:
+                delta = await answer.next_delta()
+                yield delta
+                if delta.finish is not None:
+                    return
+        finally:
+            self._forget(answer)
+
+    def abort(self, request_ids: list[str]) -> list[str]:
+        found = [request_id for request_id in request_ids if request_id in self._answers]
+        for request_id in found:
+            self._fail(self._answers[request_id], RequestAborted("ended through the control service"))
+        return found
+
+    def load(self) -> control_pb2.GetLoadResponse:
+        scheduler, counters = self._scheduler, self._scheduler.counters
+        pool = scheduler.cache.pool
+        return control_pb2.GetLoadResponse(
+            running_sequences=scheduler.num_running,
+            waiting_sequences=scheduler.num_waiting,
+            peak_running_sequences=counters.peak_running,
+            total_blocks=pool.num_leased,
+            used_blocks=pool.num_used,
+            cached_blocks=pool.num_cached,
+            peak_used_blocks=counters.peak_used_blocks,
+            unused_slots=scheduler.unused_slots,
+            peak_unused_slots=counters.peak_unused_slots,
+            preemptions=counters.preemptions,
+            finished_requests=self._counts["finished"],
+            cancelled_requests=self._counts["cancelled"],
+            failed_requests=self._counts["failed"],
+            prompt_tokens=counters.prompt_tokens,
+            cached_prompt_tokens=counters.cached_prompt_tokens,
+            generated_tokens=counters.generated_tokens,
+            executor_losses=self._driver.num_losses,
+            executor_attached=self._driver.is_attached,
+        )
+
+    def _open(self, request: GenerationRequest) -> Answer:
+        self._check_acceptable(request)
+        sequence = Sequence(
+            request_id=request.request_id,
+            token_ids=list(request.prompt_ids),
+            max_total=self._max_total(request),
+            sampling=request.sampling,
+            end_token_ids=self._end_token_ids(request),
+            cache_salt=request.cache_salt,
+        )
+        text_stream = TextStream(
+            self._text.tokenizer,
+            request.prompt_ids,
+            stop_strings=request.stop_strings,
+            include_stop_string=request.include_stop_string,
+            min_tokens=request.sampling.min_tokens,
+        )
+        answer = sequence.owner = Answer(sequence, text_stream)
+        self._answers[request.request_id] = answer
+        return answer
+
+    async def _submit(self, sequence: Sequence) -> None:
+        """Into the core's queue; a long prompt is hashed first, in a worker thread."""
+        if self._settings.prefix_caching and len(sequence.token_ids) > LONG_PROMPT_TOKENS:
+            block_size = self._scheduler.lease.block_size
+            hashes = await asyncio.to_thread(prefix_hashes, sequence.token_ids, block_size, sequence.cache_salt)
+            if block_size == self._scheduler.lease.block_size:
+                sequence.block_hashes = hashes
+        if sequence.state is State.NEW:  # not aborted meanwhile
+            self._scheduler.submit(sequence)
+            self._driver.wake()
+
+    def _check_acceptable(self, request: GenerationRequest) -> None:
+        if self._is_stopping:
+            raise Unavailable("the scheduler is shutting down")
+        if self._waited_too_long():
+            raise Unavailable(f"no executor has been attached for {self._settings.executor_wait_s:g} s")
+        if request.request_id in self._answers:
+            raise DuplicateRequest(f"request_id: {request.request_id!r} is in use by a live request")
+        if self._scheduler.num_waiting >= self._settings.max_waiting_requests:
+            raise QueueFull(
+                f"{self._scheduler.num_waiting} requests wait, max_waiting_requests is reached", RETRY_AFTER_S
+            )
+
+    @property
+    def _max_model_len(self) -> int:
+        longest = self.model.max_model_len if self.model is not None else 0
+        return min(longest, self._settings.max_model_len or longest)
+
+    def _max_total(self, request: GenerationRequest) -> int:
+        """Most tokens of the sequence: max_tokens and the model's length bound it, and the executor's memory must hold
+        it. Raises InvalidRequest."""
+        num_prompt = len(request.prompt_ids)
+        wanted = self._max_model_len
+        if request.max_tokens is not None:
+            wanted = min(wanted, num_prompt + request.max_tokens)
+        capacity = self._scheduler.capacity_tokens if self._driver.is_attached else wanted
+        if wanted <= capacity:
+            return wanted
+        if request.max_tokens is None and num_prompt < capacity:
+            return capacity
+        field = "prompt" if num_prompt >= capacity else "stop.max_tokens"
+        raise InvalidRequest(
+            FieldViolation(
+                field,
+                f"prompt ({num_prompt}) and output together would take {wanted} tokens; the executor's memory holds "
+                f"{capacity}: ask for less, or give the executor more blocks",
+            )
+        )
+
+    def _end_token_ids(self, request: GenerationRequest) -> tuple[int, ...]:
+        own = () if request.ignore_eos or self.model is None else tuple(self.model.eos_token_ids)
+        return tuple(dict.fromkeys((*own, *request.stop_token_ids)))
+
+    def _fail(self, answer: Answer, error: PagedError) -> None:
+        self._scheduler.cancel(answer.sequence)
+        answer.fail(error)
+        self._driver.wake()
+
+    def _forget(self, answer: Answer) -> None:
+        """The client has its last message, or has gone."""
+        del self._answers[answer.sequence.request_id]
+        outcome = "finished" if answer.is_finished else "failed" if answer.is_over else "cancelled"
+        self._counts[outcome] += 1
+        self._scheduler.cancel(answer.sequence)
+        answer.fail(RequestAborted("closed"))
+        self._driver.wake()
+
+    # --- what the driver tells ---
+
+    async def on_attached(self, attached: pb.Attached, session: ExecutorSession, hopeless: list[Sequence]) -> None:
+        for sequence in hopeless:
+            sequence.owner.fail(Unavailable("the executor that has come back has too little memory for this request"))
+        if self.model is not None and self.model.fingerprint != attached.model.fingerprint:
+            log.warning("model_changed", old=self.model.fingerprint, new=attached.model.fingerprint)
+            self.fail_all(Unavailable("the executor that has come back serves another model"))
+        await self._text.load(attached.tokenizer_hash, session)
+        self.model = attached.model
+        log.info("serving", model=self.model.name, architecture=self.model.architecture)
+
+    def on_applied(self, applied: Applied) -> None:
+        for answer in self._suspects:
+            answer.num_losses = 0
+        self._suspects.clear()
+        was_empty = not self._dirty
+        for sequences in (applied.updated, applied.ended):
+            for sequence in sequences:
+                answer = sequence.owner
+                if not answer.is_dirty:
+                    answer.is_dirty = True
+                    self._dirty.append(answer)
+        if was_empty and self._dirty:
+            asyncio.get_running_loop().call_soon(self._serve_answers)
+
+    def on_lost(self, ran: list[Sequence], reason: str) -> None:
+        """What ran at too many losses in a row is given up, lest it take the executor down for ever."""
+        for sequence in ran:
+            answer = sequence.owner
+            answer.num_losses += 1
+            if answer.num_losses >= self._settings.max_losses:
+                self._fail(answer, RequestFailed(f"the executor was lost {answer.num_losses} times in a row under it"))
+            else:
+                self._suspects.append(answer)
+
+    def _serve_answers(self) -> None:
+        """Turn new tokens into text for those who have waited longest, for one slice of time."""
+        end = time.perf_counter() + SLICE_S
+        while self._dirty:
+            answer = self._dirty.popleft()
+            answer.is_dirty = False
+            answer.take()
+            if answer.is_over:
+                self._scheduler.cancel(answer.sequence)  # a stop string: the core does not know yet
+            if time.perf_counter() > end:
+                break
+        if self._dirty:
+            asyncio.get_running_loop().call_soon(self._serve_answers)
+
+    # --- without an executor ---
+
+    def _waited_too_long(self) -> bool:
+        lost_at = self._driver.lost_at
+        return lost_at is not None and time.monotonic() - lost_at > self._settings.executor_wait_s
+
+    async def _give_up_waiting(self) -> None:
+        while True:
+            await asyncio.sleep(0.2)
+            if self._answers and self._waited_too_long():
+                self.fail_all(Unavailable(f"no executor for {self._settings.executor_wait_s:g} s"))

@@ -1,0 +1,118 @@
+"""The core's plans and results as messages of executor.proto, and back. Columns are little-endian int32 bytes."""
+
+from collections.abc import Sequence as Items
+
+import numpy as np
+
+from paged.v1 import executor_pb2 as pb
+from scheduler_svc.core.plan import Lease, LogprobColumn, Plan, Result, StartedRow
+from scheduler_svc.core.sequence import TokenLogprobs
+
+INT32 = np.dtype("<i4")
+FLOAT32 = np.dtype("<f4")
+
+
+class MalformedMessage(Exception):
+    """A message of the executor that does not say what it should."""
+
+
+def encode_plan(plan: Plan, epoch: int, session: int) -> bytes:
+    """One StepPlan, wrapped as ToExecutor."""
+    message = pb.StepPlan(
+        epoch=epoch,
+        session=session,
+        step=plan.step,
+        appended_rows=_bytes(plan.appended_rows),
+        appended_blocks=_bytes(plan.appended_blocks),
+        scheduled_rows=_bytes(plan.rows),
+        scheduled_tokens=_bytes(plan.num_tokens),
+        scheduled_samples=plan.samples.tobytes(),
+    )
+    if plan.ended:
+        message.ended_rows = _bytes(plan.ended)
+    if plan.started:
+        message.started.extend(map(_started_row, plan.started))
+    return pb.ToExecutor(plan=message).SerializeToString()
+
+
+def decode_lease(attached: pb.Attached) -> Lease:
+    """Raises MalformedMessage unless the lease can be worked with."""
+    lease = Lease(
+        block_ids=_ints(attached.lease.block_ids).tolist(),
+        row_ids=_ints(attached.lease.row_ids).tolist(),
+        tokens_per_step=attached.lease.tokens_per_step,
+        block_size=attached.model.block_size,
+        plans_in_flight=attached.lease.plans_in_flight,
+    )
+    for name, ids in (("block_ids", lease.block_ids), ("row_ids", lease.row_ids)):
+        if not ids or len(set(ids)) != len(ids) or min(ids) < (name == "block_ids"):
+            raise MalformedMessage(f"lease.{name}: {len(ids)} ids, which must be distinct and not negative")
+    if min(lease.tokens_per_step, lease.block_size, lease.plans_in_flight) < 1:
+        raise MalformedMessage("lease: tokens_per_step, block_size and plans_in_flight must be at least 1")
+    return lease
+
+
+def decode_result(message: pb.StepResult, wanted: Items[int | None]) -> Result:
+    """`wanted` has, for each sampling row of the plan, how many log-probabilities it asked for, or None; it is not
+    looked at where the message has none."""
+    tokens = _ints(message.sampled_ids)
+    return Result(message.step, tokens, _logprobs(message, wanted) if message.logprob_ids else None)
+
+
+def _logprobs(message: pb.StepResult, wanted: Items[int | None]) -> LogprobColumn:
+    counts = [0 if count is None else count + 1 for count in wanted]
+    ids = _ints(message.logprob_ids).tolist()
+    values = _columns(message.logprobs, FLOAT32).tolist()
+    ranks = _ints(message.logprob_ranks).tolist()
+    if not len(ids) == len(values) == sum(counts) or len(ranks) != len(counts) - counts.count(0):
+        raise MalformedMessage(f"result.logprob_ids: {len(ids)} entries, {sum(counts)} were asked for")
+    entries: list[TokenLogprobs | None] = []
+    begin, remaining = 0, iter(ranks)
+    for count in counts:
+        end = begin + count
+        entries.append(
+            TokenLogprobs(values[begin], next(remaining), ids[begin + 1 : end], values[begin + 1 : end])
+            if count
+            else None
+        )
+        begin = end
+    return entries
+
+
+def _started_row(start: StartedRow) -> pb.StartedRow:
+    sampling = start.sampling
+    return pb.StartedRow(
+        row=start.row,
+        token_ids=_bytes(start.token_ids),
+        num_prompt_tokens=start.num_prompt,
+        num_computed_tokens=start.num_computed,
+        blocks=_bytes(start.blocks),
+        sampling=pb.RowSampling(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            repetition_penalty=sampling.repetition_penalty,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            seed=sampling.seed,
+            index=sampling.index,
+            min_tokens=sampling.min_tokens,
+            end_token_ids=start.end_token_ids,
+            logprobs=sampling.logprobs,
+        ),
+    )
+
+
+def _bytes(values: np.ndarray | list[int]) -> bytes:
+    return np.asarray(values, INT32).tobytes()
+
+
+def _ints(data: bytes) -> np.ndarray:
+    return _columns(data, INT32)
+
+
+def _columns(data: bytes, dtype: np.dtype) -> np.ndarray:
+    if len(data) % dtype.itemsize:
+        raise MalformedMessage(f"a column of {len(data)} bytes is not a multiple of {dtype.itemsize}")
+    return np.frombuffer(data, dtype)

@@ -1,0 +1,194 @@
+"""One attachment to an executor, over a socket of its own: attach, send plans, receive results, notice its loss.
+
+A session's socket is never used for another: plans that still wait in it could reach a restarted executor.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+import zmq
+import zmq.asyncio
+from google.protobuf.message import DecodeError
+from zmq.utils.monitor import parse_monitor_message
+
+from paged.v1 import executor_pb2 as pb
+from scheduler_svc.core.plan import Lease, Plan
+from scheduler_svc.link.codec import MalformedMessage, decode_lease, encode_plan
+
+PROTOCOL_VERSION = 1
+HEARTBEAT_MS = 1000
+HEARTBEAT_TIMEOUT_MS = 3000
+RECONNECT_MS = 100
+GOODBYE_MS = 200
+
+log = structlog.get_logger()
+
+
+class SessionLost(Exception):
+    """The session is over. `refused` means that another try would end the same way."""
+
+    def __init__(self, reason: str, *, refused: bool = False) -> None:
+        super().__init__(reason)
+        self.refused = refused
+
+
+@dataclass(frozen=True, slots=True)
+class LinkOptions:
+    endpoint: str
+    scheduler_id: str
+    result_timeout_s: float
+    max_message_bytes: int
+    max_bundle_bytes: int = 1 << 29
+
+
+class ExecutorSession:
+    """Use: `session = ExecutorSession(...)`, `attached = await session.attach()`, then `send` plans; `on_result` is
+    called with each result; `lost` is a future that gets the reason when the session ends. `close` ends it."""
+
+    def __init__(self, context: zmq.asyncio.Context, options: LinkOptions) -> None:
+        self._options = options
+        self._loop = asyncio.get_running_loop()
+        self.lost: asyncio.Future[SessionLost] = self._loop.create_future()
+        self._attached: asyncio.Future[pb.Attached] = self._loop.create_future()
+        self._bundle: asyncio.Future[bytes] | None = None
+        self._bundle_data = bytearray()
+        self._sent_at: deque[float] = deque()
+        self._last_sent_at = time.monotonic()
+        self.on_result: Callable[[pb.StepResult], None] | None = None
+        self._socket = context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        self._socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, options.max_message_bytes)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._socket.connect(options.endpoint)
+        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._watch_connection())]
+
+    async def attach(self) -> tuple[pb.Attached, Lease]:
+        """Ask for a lease, and wait until there is one, however long. Raises SessionLost."""
+        self._send(
+            pb.ToExecutor(
+                attach=pb.Attach(protocol_version=PROTOCOL_VERSION, scheduler_id=self._options.scheduler_id)
+            ).SerializeToString()
+        )
+        await self._first_of(self._attached)
+        attached = self._attached.result()
+        if attached.protocol_version != PROTOCOL_VERSION:
+            raise SessionLost(f"the executor speaks version {attached.protocol_version}", refused=True)
+        try:
+            lease = decode_lease(attached)
+        except MalformedMessage as error:
+            raise SessionLost(str(error), refused=True) from error
+        self._epoch, self._session = attached.epoch, attached.session
+        self._result_timeout_s = max(self._options.result_timeout_s, 5 * attached.worst_step_ms / 1000)
+        self._tasks.append(asyncio.create_task(self._watch_results()))
+        return attached, lease
+
+    async def fetch_tokenizer(self) -> bytes:
+        """The executor's tokenizer bundle. Raises SessionLost."""
+        self._bundle = self._loop.create_future()
+        self._send(pb.ToExecutor(get_tokenizer=pb.GetTokenizer()).SerializeToString())
+        await self._first_of(self._bundle)
+        return self._bundle.result()
+
+    def send(self, plan: Plan) -> None:
+        """Send one plan. Never waits; a full socket ends the session."""
+        self._sent_at.append(time.monotonic())
+        self._send(encode_plan(plan, self._epoch, self._session))
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since anything was sent."""
+        return time.monotonic() - self._last_sent_at
+
+    def say_goodbye(self) -> None:
+        """Tell the executor that the session is over, so that its lease is free at once. `close` must follow."""
+        if not self.lost.done() and self._attached.done():
+            self._socket.setsockopt(zmq.LINGER, GOODBYE_MS)
+            self._send(pb.ToExecutor(detach=pb.Detach(session=self._session)).SerializeToString())
+
+    def end(self, reason: str) -> None:
+        """Give the session up."""
+        self._lose(SessionLost(reason))
+
+    def close(self) -> None:
+        """End the session here: nothing is received any more."""
+        self._lose(SessionLost("closed"))
+        for task in self._tasks:
+            task.cancel()
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+        self._socket.close()
+
+    def _send(self, data: bytes) -> None:
+        self._last_sent_at = time.monotonic()
+        sent = asyncio.ensure_future(self._socket.send(data, zmq.NOBLOCK))
+        if sent.done() and sent.exception() is not None:
+            self._lose(SessionLost("the socket to the executor takes no more messages"))
+
+    async def _first_of(self, wanted: asyncio.Future) -> None:
+        """Wait for this future, or raise what has ended the session."""
+        await asyncio.wait([wanted, self.lost], return_when=asyncio.FIRST_COMPLETED)
+        if not wanted.done():
+            wanted.cancel()
+            raise self.lost.result()
+
+    def _lose(self, reason: SessionLost) -> None:
+        if not self.lost.done():
+            self.lost.set_result(reason)
+
+    async def _read(self) -> None:
+        while not self.lost.done():
+            try:
+                self._take(pb.ToScheduler.FromString(await self._socket.recv()))
+            except (DecodeError, MalformedMessage) as error:
+                self._lose(SessionLost(f"malformed message from the executor: {error}"))
+
+    def _take(self, message: pb.ToScheduler) -> None:
+        match message.WhichOneof("message"):
+            case "result":
+                self._take_result(message.result)
+            case "attached":
+                if not self._attached.done():
+                    self._attached.set_result(message.attached)
+            case "fault":
+                refused = message.fault.scope == pb.Fault.SCOPE_REFUSED
+                self._lose(SessionLost(message.fault.reason, refused=refused))
+            case "tokenizer_chunk":
+                self._take_chunk(message.tokenizer_chunk)
+            case _:
+                raise MalformedMessage("empty")
+
+    def _take_result(self, result: pb.StepResult) -> None:
+        if self.lost.done() or (result.epoch, result.session) != (self._epoch, self._session):
+            return
+        if not self._sent_at or self.on_result is None:
+            raise MalformedMessage("a result without a plan")
+        self._sent_at.popleft()
+        self.on_result(result)
+
+    def _take_chunk(self, chunk: pb.TokenizerChunk) -> None:
+        if self._bundle is None or self._bundle.done():
+            return
+        if chunk.offset != len(self._bundle_data) or chunk.total_bytes > self._options.max_bundle_bytes:
+            raise MalformedMessage(f"tokenizer chunk at {chunk.offset} of {chunk.total_bytes} bytes")
+        self._bundle_data += chunk.data
+        if len(self._bundle_data) >= chunk.total_bytes:
+            self._bundle.set_result(bytes(self._bundle_data))
+            self._bundle_data.clear()
+
+    async def _watch_connection(self) -> None:
+        while True:
+            parse_monitor_message(await self._monitor.recv_multipart())
+            self._lose(SessionLost("connection to the executor lost"))
+
+    async def _watch_results(self) -> None:
+        while True:
+            await asyncio.sleep(min(0.25, self._result_timeout_s / 4))
+            if self._sent_at and time.monotonic() - self._sent_at[0] > self._result_timeout_s:
+                self._lose(SessionLost(f"no result within {self._result_timeout_s:.1f} s"))

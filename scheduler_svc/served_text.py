@@ -1,0 +1,63 @@
+"""The tokenizer of the model that is served: fetched from the executor once, used from worker threads."""
+
+import asyncio
+from pathlib import Path
+
+from scheduler_svc.errors import FieldViolation, InvalidRequest, Unavailable
+from scheduler_svc.link.session import ExecutorSession, SessionLost
+from scheduler_svc.text.bundle import BadBundle
+from scheduler_svc.text.bundle_cache import TokenizerCache
+from scheduler_svc.text.tokenizer import Tokenizer
+
+
+class ServedText:
+    """Text to ids and back, off the event loop. Unavailable until a tokenizer has been loaded."""
+
+    def __init__(self, cache_dir: Path) -> None:
+        self._cache = TokenizerCache(cache_dir)
+        self._tokenizer: Tokenizer | None = None
+        self._hash = ""
+
+    @property
+    def is_loaded(self) -> bool:
+        return self._tokenizer is not None
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        if self._tokenizer is None:
+            raise Unavailable("no executor has been attached yet, so no tokenizer is known; try again later")
+        return self._tokenizer
+
+    async def load(self, tokenizer_hash: str, session: ExecutorSession) -> None:
+        """Make the tokenizer of that hash the one in use. Raises SessionLost if it cannot be had or used."""
+        if self._hash == tokenizer_hash:
+            return
+        try:
+            data = await asyncio.to_thread(self._cache.get, tokenizer_hash)
+            if data is None:
+                data = await session.fetch_tokenizer()
+                await asyncio.to_thread(self._cache.put, tokenizer_hash, data)
+            self._tokenizer = await asyncio.to_thread(Tokenizer.from_bundle, data)
+        except (BadBundle, OSError) as error:
+            raise SessionLost(f"the executor's tokenizer cannot be used: {error}", refused=True) from error
+        self._hash = tokenizer_hash
+
+    async def tokenize(self, text: str, max_tokens: int) -> list[int]:
+        """Raises InvalidRequest, before the work, where the text is certain to have `max_tokens` or more."""
+        _check_length(self.tokenizer.lower_bound_tokens(text), max_tokens, "text")
+        return await asyncio.to_thread(self.tokenizer.encode, text)
+
+    async def tokenize_chat(self, messages: list[dict[str, str]], max_tokens: int) -> list[int]:
+        """As `tokenize`, for a conversation in the model's template."""
+        at_least = sum(self.tokenizer.lower_bound_tokens(message["content"]) for message in messages)
+        _check_length(at_least, max_tokens, "chat")
+        return await asyncio.to_thread(self.tokenizer.encode_chat, messages)
+
+    async def detokenize(self, ids: list[int], skip_special_tokens: bool) -> str:
+        return await asyncio.to_thread(self.tokenizer.decode, ids, skip_special_tokens)
+
+
+def _check_length(at_least: int, max_tokens: int, field: str) -> None:
+    if at_least >= max_tokens:
+        reason = f"is at least {at_least} tokens long; prompt and output together may have {max_tokens}"
+        raise InvalidRequest(FieldViolation(field, reason))
