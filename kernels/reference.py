@@ -65,7 +65,8 @@ def paged_attention(
     are never read. query_start: int32 `[num_rows + 1]`. context_lens: int32 `[num_rows]`.
 
     Scores are `q·k * scale`, capped to `soft_cap * tanh(score / soft_cap)`. A query at position p sees the positions
-    in (p - window, p]. `sinks`, one a head, joins the softmax as a key without a value. A query that sees no key gives zeros.
+    in (p - window, p]. `sinks`, one a head, joins the softmax as a key without a value. A query without keys gives
+    zeros.
 
     Returns `[num_tokens, num_heads, value head_dim]` in q's dtype. Raises KernelInputError.
     """

@@ -235,7 +235,7 @@ def test_arguments_of_the_wrong_kind_are_refused_by_name(change, named):
 
 def test_narrow_slot_numbers_are_refused():
     pool = Pool([(1, 1)])
-    with pytest.raises(KernelInputError, match="^slots:"):
+    with pytest.raises(KernelInputError, match=r"^slots:"):
         BACKEND.write_kv(
             torch.ones(1, 2, 16),
             torch.ones(1, 2, 16),

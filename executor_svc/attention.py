@@ -1,0 +1,93 @@
+"""Our attention behind the hook of transformers: writes a layer's keys and values to their slots, then attends.
+
+A model is told by name which attention function to use, and its layers call that function with themselves as the
+first argument. What the function needs besides is hung on the layer, so nothing is global: each model in a process
+has layers of its own.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from transformers import AttentionInterface
+
+from kernels import Backend
+
+ATTENTION_NAME = "paged_attention"
+_ATTRIBUTE = "paged_layer"
+
+
+@dataclass(frozen=True, slots=True)
+class StepTensors:
+    """A step as the kernels take it, on the device; shapes as in `executor_svc.step.Step`."""
+
+    slots: torch.Tensor  # int64
+    block_tables: torch.Tensor  # int32
+    query_start: torch.Tensor  # int32
+    context_lens: torch.Tensor  # int32
+
+
+class CurrentStep:
+    """The step that a model's layers work on. One for each model; set by its runner, read by its layers."""
+
+    def __init__(self) -> None:
+        self.tensors: StepTensors | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PagedLayer:
+    """What hangs on an attention layer: its own caches, and what it shares with the other layers of the model."""
+
+    backend: Backend
+    key_cache: torch.Tensor
+    value_cache: torch.Tensor
+    step: CurrentStep
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: object) -> torch.Tensor:
+        """q, k, v: `[num_tokens, heads, dim]`. Returns `[num_tokens, heads, value dim]`."""
+        step = self.step.tensors
+        if step is None:
+            raise RuntimeError("the model was called outside of a step of its runner")
+        self.backend.write_kv(k, v, self.key_cache, self.value_cache, step.slots)
+        return self.backend.paged_attention(
+            q, self.key_cache, self.value_cache, step.block_tables, step.query_start, step.context_lens, **options
+        )
+
+
+def attach(module: torch.nn.Module, layer: PagedLayer) -> None:
+    """Make `module`, an attention layer, use `layer` from now on."""
+    setattr(module, _ATTRIBUTE, layer)
+
+
+def attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: object,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **_: object,
+) -> tuple[torch.Tensor, None]:
+    """The hook. query, key, value: `[1, heads, num_tokens, dim]`; returns `[1, num_tokens, heads, value dim]`.
+
+    There is no mask: causality, window and the rows' borders are the kernel's. That a model passes nothing else
+    which matters was proved when it was loaded (`executor_svc.proof`).
+    """
+    layer: PagedLayer = getattr(module, _ATTRIBUTE)
+    attended = layer.attend(
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        window=sliding_window,
+        soft_cap=softcap,
+        sinks=s_aux,
+    )
+    return attended.unsqueeze(0), None
+
+
+def register() -> None:
+    """Make the hook known to transformers. No mask function goes with it, so no mask is made."""
+    AttentionInterface.register(ATTENTION_NAME, attend)

@@ -1,0 +1,97 @@
+"""What a scheduler must know of the model: `ModelFacts`, gathered from all places where models keep it."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import structlog
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from executor_svc.refusal import ModelRefused
+from paged.v1 import executor_pb2
+
+log = structlog.get_logger(__name__)
+
+_MIB = 1 << 20
+# Rope types that turn keys differently once a sequence has outgrown the original length: cached ones would be wrong.
+_LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
+
+
+def gather_facts(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    directory: Path,
+    *,
+    served_name: str,
+    max_model_len: int,
+    block_size: int,
+) -> executor_pb2.ModelFacts:
+    dtype = str(model.dtype).removeprefix("torch.")
+    num_ids = vocab_size(model, tokenizer)
+    configs = [model.config, model.config.get_text_config(), model.generation_config, tokenizer]
+    bos = next((ids[0] for ids in (_ids(c, "bos_token_id", num_ids) for c in reversed(configs)) if ids), None)
+    return executor_pb2.ModelFacts(
+        name=served_name,
+        architecture=type(model).__name__,
+        vocab_size=num_ids,
+        max_model_len=max_model_len,
+        eos_token_ids=sorted({token for config in configs for token in _ids(config, "eos_token_id", num_ids)}),
+        bos_token_id=bos,
+        dtype=dtype,
+        fingerprint=fingerprint(directory, dtype),
+        block_size=block_size,
+    )
+
+
+def vocab_size(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Ids that the model has an output for and the tokenizer a text; heads are often padded to a round width."""
+    head = model.get_output_embeddings()
+    width = model.config.get_text_config().vocab_size if head is None else head.weight.shape[0]
+    return min(width, max(tokenizer.get_vocab().values(), default=-1) + 1)
+
+
+def model_len(config: PreTrainedConfig, wanted: int | None) -> int:
+    """Tokens of prompt and output together that the model can take, no more than `wanted`. Raises ModelRefused."""
+    text = config.get_text_config()
+    limits = {"max_position_embeddings": getattr(text, "max_position_embeddings", None)}
+    for parameters in _rope_parameters(text):
+        if parameters.get("rope_type", parameters.get("type")) in _LENGTH_DEPENDENT_ROPE:
+            original = parameters.get("original_max_position_embeddings")
+            original = original or getattr(text, "original_max_position_embeddings", None)
+            limits["original_max_position_embeddings"] = original or limits["max_position_embeddings"]
+    known = [limit for limit in limits.values() if limit]
+    if not known and wanted is None:
+        raise ModelRefused("the configuration names no longest sequence; set max_model_len")
+    longest = min(known) if known else int(wanted or 0)
+    if wanted is not None and wanted > longest:
+        log.warning("max_model_len_lowered", max_model_len=longest, wanted=wanted, reason="the model's own limit")
+    return min(longest, wanted or longest)
+
+
+def fingerprint(directory: Path, dtype: str) -> str:
+    """Changes when configuration, type or weights do. Of a weight file its name, size, first and last MiB count."""
+    digest = hashlib.sha256()
+    digest.update((directory / "config.json").read_bytes())
+    digest.update(dtype.encode())
+    for file in sorted(directory.glob("*.safetensors")):
+        size = file.stat().st_size
+        digest.update(f"\n{file.name}:{size}\n".encode())
+        with file.open("rb") as stream:
+            digest.update(stream.read(_MIB))
+            stream.seek(max(0, size - _MIB))
+            digest.update(stream.read(_MIB))
+    return digest.hexdigest()
+
+
+def _rope_parameters(config: PreTrainedConfig) -> list[dict[str, Any]]:
+    """One set, or one for each type of layer."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    nested = [value for value in parameters.values() if isinstance(value, dict)]
+    return nested or [parameters]
+
+
+def _ids(config: Any, name: str, num_ids: int) -> list[int]:
+    """A token id setting may be an id, a list of ids, null, or missing; ids that cannot come are left out."""
+    value = getattr(config, name, None)
+    ids = value if isinstance(value, list | tuple) else [value]
+    return [token for token in ids if isinstance(token, int) and 0 <= token < num_ids]

@@ -1,0 +1,82 @@
+"""KV memory: how much of it there is, and the caches themselves."""
+
+from dataclasses import dataclass
+
+import structlog
+import torch
+
+from executor_svc.free_memory import available_bytes
+from executor_svc.proof import ProvenLayer
+from executor_svc.refusal import ModelRefused
+
+log = structlog.get_logger(__name__)
+
+CPU_SHARE, CPU_MOST_BYTES = 0.5, 4 << 30  # of what is free after loading; other processes live there too
+DEVICE_SHARE = 0.9
+NUM_RESERVED = 1  # block 0: padding is written there, and it is never lent
+
+
+@dataclass(frozen=True, slots=True)
+class KVMemory:
+    """One key and one value cache a layer, `[num_blocks, block_size, num_kv_heads, head_dim]`, zero at first."""
+
+    layers: list[tuple[torch.Tensor, torch.Tensor]]
+
+    @classmethod
+    def allocate(cls, layers: list[ProvenLayer], num_blocks: int, block_size: int, device: torch.device) -> "KVMemory":
+        def cache(layer: ProvenLayer, head_dim: int) -> torch.Tensor:
+            shape = (num_blocks, block_size, layer.num_kv_heads, head_dim)
+            return torch.zeros(shape, dtype=layer.dtype, device=device)
+
+        return cls([(cache(layer, layer.key_dim), cache(layer, layer.value_dim)) for layer in layers])
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        return [cache for pair in self.layers for cache in pair]
+
+
+def block_bytes(layers: list[ProvenLayer], block_size: int) -> int:
+    """Of one block in all layers."""
+    per_token = (layer.num_kv_heads * (layer.key_dim + layer.value_dim) * layer.dtype.itemsize for layer in layers)
+    return block_size * sum(per_token)
+
+
+def step_bytes(*, tokens_per_step: int, max_rows: int, widest_layer: int, vocab_size: int, itemsize: int) -> int:
+    """Roughly the most that one step's temporaries take: six tensors of the widest layer's output for all tokens,
+    logits of all rows, and four fp32 or float64 columns as wide as the vocabulary for the rows sampled at once."""
+    activations = 6 * tokens_per_step * widest_layer * itemsize
+    sampling = max_rows * vocab_size * (itemsize + 4) + 4 * 8 * min(max_rows * vocab_size, 1 << 24)
+    return activations + sampling
+
+
+def choose_num_blocks(
+    bytes_per_block: int, reserved_bytes: int, device: torch.device, *, num_blocks: int | None, kv_bytes: int | None
+) -> int:
+    """Blocks to allocate, block 0 included: `num_blocks` as given, or what fits `kv_bytes`, or a share of free memory.
+
+    `reserved_bytes` stay free for a step's temporaries. Raises ModelRefused.
+    """
+    available = available_bytes(device)
+    usable = max(0, available - reserved_bytes)
+    if num_blocks is None:
+        if kv_bytes is None:
+            share = min(CPU_SHARE * usable, CPU_MOST_BYTES) if device.type == "cpu" else DEVICE_SHARE * usable
+            kv_bytes = int(share)
+        num_blocks = kv_bytes // bytes_per_block
+    required = max(num_blocks, NUM_RESERVED + 1) * bytes_per_block
+    if num_blocks <= NUM_RESERVED or required > usable:
+        raise ModelRefused(
+            f"KV memory: {required} bytes are required for {max(num_blocks, NUM_RESERVED + 1)} blocks of "
+            f"{bytes_per_block} bytes; {available} bytes are available on {device}, of which {reserved_bytes} are kept "
+            "for a step's temporaries; set num_blocks or kv_memory to fit, or lower max_rows or tokens_per_step"
+        )
+    log.info("kv_memory", num_blocks=num_blocks, block_bytes=bytes_per_block, available_bytes=available)
+    return num_blocks
+
+
+def fit_model_len(max_model_len: int, num_blocks: int, block_size: int) -> int:
+    """The longest sequence, in tokens, that fits the model and all lendable blocks together."""
+    most = (num_blocks - NUM_RESERVED) * block_size
+    if most < max_model_len:
+        log.warning("max_model_len_lowered", max_model_len=most, wanted=max_model_len, reason="kv memory holds no more")
+    return min(max_model_len, most)
