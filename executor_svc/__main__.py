@@ -1,0 +1,61 @@
+"""Starts an executor: settings, model, socket, loop."""
+
+import sys
+from collections.abc import Sequence
+
+import structlog
+
+from executor_svc import logs
+from executor_svc.loaded import LoadedModel
+from executor_svc.process import Stopper, die_with_parent, write_whole
+from executor_svc.router import EndpointTaken, Router
+from executor_svc.service import Service
+from executor_svc.settings import ExecutorSettings, parse, refuse
+from executor_svc.tokenizer_sender import num_chunks
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 0 after a stop, 1 after a failure; bad settings exit with 2."""
+    settings = parse(sys.argv[1:] if arguments is None else arguments)
+    logs.configure(settings.log_level, settings.log_format)
+    log = structlog.get_logger()
+    if settings.exit_with_parent:
+        die_with_parent()
+    model = _load(settings)
+    stopper = Stopper()
+    try:
+        router = Router(
+            settings.endpoint,
+            max_message_bytes=settings.max_message_bytes,
+            extra_send_queue=num_chunks(model.bundle),
+        )
+    except EndpointTaken as error:
+        log.error("not_listening", reason=str(error))
+        return 1
+    try:
+        router.wake_on(stopper.wakeup)
+        service = Service(settings, model, router, stopper)
+        if settings.endpoint_file is not None:
+            write_whole(settings.endpoint_file, router.endpoint)
+        log.info("ready", endpoint=router.endpoint, model=model.facts.name, blocks=model.num_blocks - 1)
+        return service.run()
+    finally:
+        router.close()
+
+
+def _load(settings: ExecutorSettings) -> LoadedModel:
+    if settings.simulate:
+        from executor_svc.simulated_model import load_simulated
+        from executor_svc.simulated_script import ScriptError
+
+        try:
+            return load_simulated(settings)
+        except ScriptError as error:
+            refuse(f"--simulate-script: {error}")
+    from executor_svc.model import load  # brings torch, which the simulated executor does without
+
+    return load(settings)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

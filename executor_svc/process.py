@@ -1,0 +1,56 @@
+"""What the executor has to do with the operating system: signals, its parent, the file that tells its endpoint."""
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+import tempfile
+from pathlib import Path
+from types import FrameType
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+class Stopper:
+    """Becomes `requested` at the first SIGTERM or SIGINT. A second one ends the process at once."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self.wakeup, written = socket.socketpair()  # readable from the first signal on: ends a wait for messages
+        written.setblocking(False)
+        self._written = written
+        signal.set_wakeup_fd(written.fileno())
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.requested = True
+        for again in (signal.SIGTERM, signal.SIGINT):
+            # The kernel's own action works even while the process sits in a long native call.
+            signal.signal(again, signal.SIG_DFL)
+
+
+def die_with_parent() -> None:
+    """Ask Linux to kill this process when the thread that started it ends. Exits where that has happened already.
+
+    The kernel follows the starting thread, not its process: start executors from a thread that lives on.
+    """
+    parent = os.getppid()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed; run without --exit-with-parent")
+    if os.getppid() != parent or parent == 1:
+        sys.exit(1)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that a reader finds either nothing, or what was there, or all of `text`."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(name, path)
+    except OSError:
+        Path(name).unlink(missing_ok=True)
+        raise

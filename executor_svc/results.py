@@ -1,0 +1,31 @@
+"""Cuts the outcome of a merged step into what each session's plan is answered with."""
+
+import numpy as np
+
+from executor_svc.batch import NO_LOGPROBS, AppliedPlan, ResidentBatch
+from executor_svc.step import StepOutput
+from paged.v1 import executor_pb2
+
+
+def split_output(batch: ResidentBatch, plans: list[AppliedPlan], output: StepOutput) -> list[executor_pb2.StepResult]:
+    """One result a plan, in order, with the sampled columns filled in."""
+    if len(plans) == 1 and output.logprobs is None:
+        return [executor_pb2.StepResult(sampled_ids=output.sampled_ids.astype("<i4", copy=False).tobytes())]
+    results = []
+    ids_at = entries_at = ranks_at = 0
+    for plan in plans:
+        rows = plan.rows[plan.samples]
+        sampled = output.sampled_ids[ids_at : ids_at + len(rows)]
+        ids_at += len(rows)
+        result = executor_pb2.StepResult(sampled_ids=sampled.astype("<i4").tobytes())
+        if output.logprobs is not None:
+            asked = batch.num_logprobs[rows]
+            asked = asked[asked != NO_LOGPROBS]
+            entries = slice(entries_at, entries_at + len(asked) + int(asked.sum(dtype=np.int64)))
+            result.logprob_ids = output.logprobs.ids[entries].astype("<i4").tobytes()
+            result.logprobs = output.logprobs.values[entries].astype("<f4").tobytes()
+            result.logprob_ranks = output.logprobs.ranks[ranks_at : ranks_at + len(asked)].astype("<i4").tobytes()
+            entries_at = entries.stop
+            ranks_at += len(asked)
+        results.append(result)
+    return results

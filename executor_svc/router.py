@@ -1,0 +1,113 @@
+"""The executor's socket: a ZeroMQ ROUTER that never waits for a peer, and says so when one is gone or full."""
+
+import enum
+import fcntl
+import socket
+from pathlib import Path
+from typing import IO
+
+import zmq
+
+_HEARTBEAT_MS = 1000
+_HEARTBEAT_TIMEOUT_MS = 3000
+_RECEIVE_QUEUE = 8  # messages of one peer that wait to be read; times max_message_bytes is what a peer can make us hold
+_SEND_QUEUE = 256
+
+
+class EndpointTaken(Exception):
+    """The endpoint cannot be listened on. Names it, and says why."""
+
+
+class Sent(enum.Enum):
+    """What became of a message."""
+
+    QUEUED = "queued"
+    GONE = "peer is gone"
+    FULL = "peer does not read"
+
+
+class Router:
+    """Listens on one endpoint. Peers are known by the routing id that ZeroMQ gives each connection.
+
+    `extra_send_queue` are messages that a peer may be sent in one go besides the ordinary ones.
+    """
+
+    def __init__(self, endpoint: str, *, max_message_bytes: int, extra_send_queue: int = 0) -> None:
+        self._lock = _lock_ipc_path(endpoint)
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        for option, value in {
+            zmq.ROUTER_MANDATORY: 1,
+            zmq.LINGER: 0,
+            zmq.HEARTBEAT_IVL: _HEARTBEAT_MS,
+            zmq.HEARTBEAT_TIMEOUT: _HEARTBEAT_TIMEOUT_MS,
+            zmq.HEARTBEAT_TTL: _HEARTBEAT_TIMEOUT_MS,
+            zmq.MAXMSGSIZE: max_message_bytes,
+            zmq.RCVHWM: _RECEIVE_QUEUE,
+            zmq.SNDHWM: _SEND_QUEUE + extra_send_queue,
+        }.items():
+            self._socket.setsockopt(option, value)
+        try:
+            self._socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            self.close()
+            raise EndpointTaken(f"cannot listen on {endpoint}: {error.strerror}") from error
+        self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+
+    def wake_on(self, wakeup: socket.socket) -> None:
+        """`wait` returns early when this can be read."""
+        self._poller.register(wakeup, zmq.POLLIN)
+
+    def wait(self, timeout_ms: int) -> bool:
+        """Whether a message waits; returns after timeout_ms at the latest."""
+        return any(source is self._socket for source, _ in self._poller.poll(timeout_ms))
+
+    def receive(self) -> tuple[bytes, bytes | None] | None:
+        """A peer and its message (None if it is not a single frame), or None where no message waits."""
+        try:
+            peer = self._socket.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+        frames = 0
+        payload = b""
+        while self._socket.getsockopt(zmq.RCVMORE):
+            payload = self._socket.recv()
+            frames += 1
+        return peer, payload if frames == 1 else None
+
+    def send(self, peer: bytes, payload: bytes) -> Sent:
+        # Decided by the first frame; large payloads are shared with ZeroMQ's thread instead of copied.
+        try:
+            self._socket.send(peer, zmq.NOBLOCK | zmq.SNDMORE)
+            self._socket.send(payload, zmq.NOBLOCK, copy=len(payload) < 1 << 16)
+        except zmq.Again:
+            return Sent.FULL
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            return Sent.GONE
+        return Sent.QUEUED
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+        if self._lock is not None:
+            self._lock.close()
+
+
+def _lock_ipc_path(endpoint: str) -> IO[bytes] | None:
+    """ZeroMQ takes over the file of an ipc endpoint that is in use; this lock, gone with its process, keeps it off."""
+    if not endpoint.startswith("ipc://"):
+        return None
+    path = Path(endpoint.removeprefix("ipc://") + ".lock")
+    try:
+        lock = path.open("ab")
+    except OSError as error:
+        raise EndpointTaken(f"cannot listen on {endpoint}: {error.strerror}: {path}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        lock.close()
+        raise EndpointTaken(f"cannot listen on {endpoint}: another executor does") from error
+    return lock

@@ -1,0 +1,199 @@
+"""The executor's loop: read what has come, run a step with one plan of each session, answer.
+
+One thread and one socket; nothing here waits for a peer, and only `_turn` waits for messages.
+"""
+
+import secrets
+import time
+from typing import Protocol
+
+import structlog
+from google.protobuf.message import DecodeError
+
+from executor_svc.batch import AppliedPlan, ResidentBatch
+from executor_svc.garbage import GarbageCount
+from executor_svc.leases import Ownership, WholeLease
+from executor_svc.loaded import LoadedModel
+from executor_svc.plan import PlanViolation, read_plan
+from executor_svc.plan_checks import Limits
+from executor_svc.results import split_output
+from executor_svc.router import Router, Sent
+from executor_svc.sessions import Session, Sessions
+from executor_svc.settings import ExecutorSettings
+from executor_svc.stepper import RunnerFailed, Stepper
+from executor_svc.tokenizer_sender import TokenizerSender
+from paged.v1 import executor_pb2
+
+MAX_EPOCHS_WITHOUT_STEP = 3
+_MESSAGES_PER_TURN = 256
+_PROBE_S = 0.25
+
+_log = structlog.get_logger()
+
+
+class StopFlag(Protocol):
+    """Whether the process has been asked to stop."""
+
+    requested: bool
+
+
+class Service:
+    """Serves one loaded model on one socket until it is stopped, or the model fails for good."""
+
+    def __init__(self, settings: ExecutorSettings, model: LoadedModel, router: Router, stop: StopFlag) -> None:
+        ownership = Ownership(settings.max_rows, model.num_blocks)
+        limits = Limits(model.facts.vocab_size, model.facts.max_model_len, model.facts.block_size)
+        self._model = model
+        self._router = router
+        self._stop = stop
+        self._batch = ResidentBatch(ownership, limits)
+        self._stepper = Stepper(self._batch, model.runner)
+        self._sessions = Sessions(
+            batch=self._batch,
+            ownership=ownership,
+            stepper=self._stepper,
+            leases=WholeLease(settings.tokens_per_step, settings.plans_in_flight),
+            send=self._send,
+            attached=self._attached,
+            timeout_s=settings.session_timeout_s,
+        )
+        self._tokenizer = TokenizerSender(model.bundle, router)
+        self._garbage = GarbageCount()
+        self._executor_id = secrets.token_hex(8)
+        self._worst_step_s = model.warm_up_ms / 1e3
+        self._epochs_without_step = 0
+        self._next_probe = 0.0
+        self._idle_since = time.perf_counter()
+
+    def run(self) -> int:
+        """Returns the process's exit code: 0 when asked to stop, 1 when the runner cannot go on."""
+        while not self._stop.requested:
+            try:
+                self._turn()
+            except RunnerFailed as failure:
+                _log.exception("runner_failed", epoch=self._sessions.epoch)
+                if not self._begin_new_epoch(str(failure)):
+                    return 1
+        try:
+            self._sessions.shut_down(time.monotonic())
+        except RunnerFailed:
+            _log.exception("runner_failed", epoch=self._sessions.epoch)
+        _log.info("stopped")
+        return 0
+
+    def _turn(self) -> None:
+        # Read before judging silence: after a long step, or a stop of the process, heartbeats wait in the socket.
+        busy = self._sessions.have_plans() or self._tokenizer.busy()
+        timeout_ms = 0 if busy else round(_PROBE_S * 1e3)
+        quiet = not self._router.wait(timeout_ms) or self._receive_waiting()
+        if self._sessions.have_plans():
+            self._step()
+        if self._tokenizer.busy():
+            self._tokenizer.send_some()
+        now = time.monotonic()
+        if quiet and now >= self._next_probe:
+            self._next_probe = now + _PROBE_S
+            self._sessions.probe(now)
+
+    def _receive_waiting(self) -> bool:
+        """Handle the messages that wait, up to a bound. Returns whether that were all."""
+        now = time.monotonic()
+        for _ in range(_MESSAGES_PER_TURN):
+            received = self._router.receive()
+            if received is None:
+                return True
+            self._handle(*received, now)
+        return False
+
+    def _handle(self, peer: bytes, payload: bytes | None, now: float) -> None:
+        try:
+            message = executor_pb2.ToExecutor.FromString(payload or b"")
+        except DecodeError:
+            self._garbage.drop(peer, len(payload or b""), now)
+            return
+        kind = message.WhichOneof("message")
+        if kind == "plan":
+            self._sessions.receive(peer, message.plan, now)
+        elif kind == "attach":
+            self._sessions.attach(peer, message.attach, now)
+        elif kind == "detach":
+            self._sessions.detach(peer, message.detach, now)
+        elif kind == "get_tokenizer":
+            if not self._tokenizer.ask(peer):
+                reason = "too many schedulers are being sent the tokenizer; ask again"
+                fault = executor_pb2.Fault(scope=executor_pb2.Fault.SCOPE_SESSION, reason=reason)
+                self._send(peer, executor_pb2.ToScheduler(fault=fault))
+        else:
+            self._garbage.drop(peer, None if payload is None else len(payload), now)
+
+    def _step(self) -> None:
+        begin = time.perf_counter()
+        issued: list[tuple[Session, AppliedPlan]] = []
+        for session in self._sessions.in_turn():
+            if session.plans:
+                applied = self._issue(session, session.plans.popleft())
+                if applied is not None:
+                    issued.append((session, applied))
+        if not issued:
+            return
+        plans = [applied for _, applied in issued]
+        output = self._stepper.run(plans)
+        results = split_output(self._batch, plans, output)
+        took_s = time.perf_counter() - begin
+        if any(plan.needs_step for plan in plans):
+            self._worst_step_s = max(self._worst_step_s, took_s)
+            self._epochs_without_step = 0
+        wait_us = _micros(begin - self._idle_since)
+        for (session, _), result in zip(issued, results, strict=True):
+            result.wait_us = wait_us
+            result.step_us = _micros(took_s)
+            self._answer(session, result)
+        self._idle_since = time.perf_counter()
+
+    def _issue(self, session: Session, plan: executor_pb2.StepPlan) -> AppliedPlan | None:
+        """Take the plan into the batch; None where it broke a rule, and the session is over."""
+        try:
+            applied = self._batch.apply(read_plan(plan), session.number, session.lease)
+        except PlanViolation as violation:
+            self._sessions.end(session, str(violation), time.monotonic(), step=plan.step)
+            return None
+        session.issued_step = plan.step
+        return applied
+
+    def _answer(self, session: Session, result: executor_pb2.StepResult) -> None:
+        result.epoch = self._sessions.epoch
+        result.session = session.number
+        result.step = session.issued_step
+        sent = self._send(session.peer, executor_pb2.ToScheduler(result=result))
+        now = time.monotonic()
+        session.last_heard = now  # while it waited for this result it had no reason to speak
+        if sent is not Sent.QUEUED:
+            self._sessions.end(session, sent.value, now, tell=False)
+
+    def _begin_new_epoch(self, reason: str) -> bool:
+        """False where the runner has failed too often, or cannot begin anew."""
+        self._epochs_without_step += 1
+        try:
+            self._sessions.end_epoch(reason, time.monotonic())
+        except RunnerFailed:
+            _log.exception("runner_cannot_reset")
+            return False
+        if self._epochs_without_step >= MAX_EPOCHS_WITHOUT_STEP:
+            _log.error("giving_up", epochs_without_step=self._epochs_without_step)
+            return False
+        return True
+
+    def _attached(self) -> executor_pb2.Attached:
+        return executor_pb2.Attached(
+            executor_id=self._executor_id,
+            model=self._model.facts,
+            tokenizer_hash=self._tokenizer.bundle_hash,
+            worst_step_ms=max(1, round(self._worst_step_s * 1e3)),
+        )
+
+    def _send(self, peer: bytes, message: executor_pb2.ToScheduler) -> Sent:
+        return self._router.send(peer, message.SerializeToString())
+
+
+def _micros(seconds: float) -> int:
+    return min(int(seconds * 1e6), 0xFFFFFFFF)

@@ -1,0 +1,234 @@
+"""Sessions: who is attached, what was lent to whom, and the two ways in which it all ends."""
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import structlog
+
+from executor_svc.batch import ResidentBatch
+from executor_svc.leases import Lease, Ownership, WholeLease
+from executor_svc.router import Sent
+from executor_svc.stepper import Stepper
+from paged.v1 import executor_pb2
+
+PROTOCOL_VERSION = 1
+MAX_WAITING = 64
+MAX_SCHEDULER_ID_BYTES = 256
+
+Fault = executor_pb2.Fault
+_log = structlog.get_logger()
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One attachment of a scheduler. `plans` were received and not yet issued."""
+
+    number: int
+    scheduler_id: str
+    peer: bytes
+    lease: Lease
+    last_heard: float  # seconds of the service's clock
+    next_step: int = 1
+    issued_step: int = 0
+    plans: deque[executor_pb2.StepPlan] = field(default_factory=deque)
+
+
+class Sessions:
+    """All sessions of an epoch, and the schedulers that wait for a lease.
+
+    `send` queues a message for a peer; `attached` fills in what every Attached says of the executor.
+    """
+
+    def __init__(
+        self,
+        *,
+        batch: ResidentBatch,
+        ownership: Ownership,
+        stepper: Stepper,
+        leases: WholeLease,
+        send: Callable[[bytes, executor_pb2.ToScheduler], Sent],
+        attached: Callable[[], executor_pb2.Attached],
+        timeout_s: float,
+    ) -> None:
+        self._batch = batch
+        self._ownership = ownership
+        self._stepper = stepper
+        self._leases = leases
+        self._send = send
+        self._attached = attached
+        self._timeout_s = timeout_s
+        # Nanoseconds since 1970: no two processes ever count the same epochs.
+        self.epoch = time.time_ns()
+        self._last_number = 0
+        self._by_peer: OrderedDict[bytes, Session] = OrderedDict()  # in the order of their turns
+        self._waiting: OrderedDict[str, bytes] = OrderedDict()  # scheduler_id to peer, in order of asking
+
+    def __len__(self) -> int:
+        return len(self._by_peer)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def in_turn(self) -> list[Session]:
+        """Every session; who was first is last at the next call."""
+        sessions = list(self._by_peer.values())
+        if len(sessions) > 1:
+            self._by_peer.move_to_end(sessions[0].peer)
+        return sessions
+
+    def have_plans(self) -> bool:
+        return any(session.plans for session in self._by_peer.values())
+
+    def attach(self, peer: bytes, request: executor_pb2.Attach, now: float) -> None:
+        """Answer an Attach, now or when a lease is free. Raises RunnerFailed."""
+        if request.protocol_version != PROTOCOL_VERSION:
+            reason = f"protocol_version {request.protocol_version} is not spoken here, only {PROTOCOL_VERSION}"
+            self._fault(peer, Fault.SCOPE_REFUSED, reason)
+            return
+        if not 0 < len(request.scheduler_id.encode()) <= MAX_SCHEDULER_ID_BYTES:
+            reason = f"scheduler_id must have 1 to {MAX_SCHEDULER_ID_BYTES} bytes"
+            self._fault(peer, Fault.SCOPE_REFUSED, reason)
+            return
+        self._forget_waiting(peer)
+        self._waiting.pop(request.scheduler_id, None)
+        if len(self._waiting) >= MAX_WAITING:
+            self._fault(peer, Fault.SCOPE_SESSION, f"{MAX_WAITING} schedulers wait for a lease already; try again")
+            return
+        self._waiting[request.scheduler_id] = peer
+        for session in list(self._by_peer.values()):
+            if session.scheduler_id == request.scheduler_id or session.peer == peer:
+                # It had its turn already: what it gives back is for itself.
+                self._waiting.move_to_end(request.scheduler_id, last=False)
+                self.end(session, "the scheduler has attached anew", now)
+        self.probe(now)
+        self._admit_waiting(now)
+
+    def detach(self, peer: bytes, request: executor_pb2.Detach, now: float) -> None:
+        """Raises RunnerFailed."""
+        self._forget_waiting(peer)
+        session = self._by_peer.get(peer)
+        if session is not None and session.number == request.session:
+            self.end(session, "detached", now, tell=False)
+
+    def receive(self, peer: bytes, plan: executor_pb2.StepPlan, now: float) -> None:
+        """Queue a plan, or end the session it does not fit. Raises RunnerFailed."""
+        session = self._by_peer.get(peer)
+        if session is None:
+            reason = "no session; attach first"
+            self._fault(peer, Fault.SCOPE_SESSION, reason, session=plan.session, step=plan.step)
+            return
+        session.last_heard = now
+        problem = self._misfit(session, plan)
+        if problem:
+            self.end(session, problem, now, step=plan.step)
+            return
+        session.next_step += 1
+        session.plans.append(plan)
+
+    def probe(self, now: float) -> None:
+        """End sessions whose scheduler is gone or silent, and forget who has stopped waiting. Raises RunnerFailed."""
+        if self._waiting:
+            nothing = executor_pb2.ToScheduler()
+            for scheduler_id, peer in list(self._waiting.items()):
+                if self._send(peer, nothing) is Sent.GONE:
+                    del self._waiting[scheduler_id]
+            for session in list(self._by_peer.values()):
+                sent = self._send(session.peer, nothing)
+                if sent is not Sent.QUEUED:
+                    self.end(session, sent.value, now, tell=False)
+        for session in list(self._by_peer.values()):
+            silent_s = now - session.last_heard
+            if silent_s > self._timeout_s and not session.plans:
+                self.end(session, f"silent for more than {self._timeout_s:g} s", now)
+
+    def end(self, session: Session, reason: str, now: float, *, step: int | None = None, tell: bool = True) -> None:
+        """The one way in which a session ends: plans dropped, rows ended, lease free, next one in. Raises RunnerFailed.
+
+        `step` is the plan's that is to blame; `tell` sends the scheduler a Fault.
+        """
+        if self._by_peer.pop(session.peer, None) is None:
+            return
+        session.plans.clear()
+        rows = self._batch.end_rows_of(session.number)
+        self._ownership.take_back(session.number)
+        step = session.issued_step if step is None else step
+        _log.info("session_ended", session=session.number, scheduler=session.scheduler_id, step=step, reason=reason)
+        if tell:
+            self._fault(session.peer, Fault.SCOPE_SESSION, reason, session=session.number, step=step)
+        self._stepper.end_rows(rows)
+        self._admit_waiting(now)
+
+    def end_epoch(self, reason: str, now: float) -> None:
+        """The one way in which an epoch ends: every session with it, KV memory anew. Raises RunnerFailed."""
+        ended = list(self._by_peer.values())
+        for session in ended:
+            self._fault(session.peer, Fault.SCOPE_EPOCH, reason, session=session.number, step=session.issued_step)
+        _log.warning("epoch_ended", epoch=self.epoch, sessions=len(ended), reason=reason)
+        self._by_peer.clear()
+        self._batch.clear()
+        self._ownership.clear()
+        self.epoch += 1
+        self._stepper.reset()
+        self._admit_waiting(now)
+
+    def shut_down(self, now: float) -> None:
+        """End all sessions, let nobody in. Raises RunnerFailed."""
+        for peer in self._waiting.values():
+            self._fault(peer, Fault.SCOPE_SESSION, "shutting down")
+        self._waiting.clear()
+        for session in list(self._by_peer.values()):
+            self.end(session, "shutting down", now)
+
+    def _misfit(self, session: Session, plan: executor_pb2.StepPlan) -> str | None:
+        if plan.epoch != self.epoch:
+            return f"epoch: {plan.epoch}; this one is {self.epoch}"
+        if plan.session != session.number:
+            return f"session: {plan.session}; this one is {session.number}"
+        if plan.step != session.next_step:
+            return f"step: {plan.step}; expected {session.next_step}"
+        if len(session.plans) >= session.lease.plans_in_flight:
+            return f"plans in flight: more than the lease's {session.lease.plans_in_flight}"
+        return None
+
+    def _admit_waiting(self, now: float) -> None:
+        while self._waiting:
+            lease = self._leases.grant(self._ownership)
+            if lease is None:
+                return
+            scheduler_id, peer = self._waiting.popitem(last=False)
+            self._open(peer, scheduler_id, lease, now)
+
+    def _open(self, peer: bytes, scheduler_id: str, lease: Lease, now: float) -> None:
+        self._last_number += 1
+        session = Session(self._last_number, scheduler_id, peer, lease, now)
+        self._by_peer[peer] = session
+        self._ownership.lend(session.number, lease)
+        attached = self._attached()
+        attached.protocol_version = PROTOCOL_VERSION
+        attached.epoch = self.epoch
+        attached.session = session.number
+        attached.lease.CopyFrom(lease.to_proto())
+        sent = self._send(peer, executor_pb2.ToScheduler(attached=attached))
+        if sent is not Sent.QUEUED:
+            self.end(session, sent.value, now, tell=False)
+            return
+        _log.info(
+            "session_began",
+            session=session.number,
+            scheduler=scheduler_id,
+            epoch=self.epoch,
+            blocks=len(lease.block_ids),
+        )
+
+    def _forget_waiting(self, peer: bytes) -> None:
+        for scheduler_id, waiting in list(self._waiting.items()):
+            if waiting == peer:
+                del self._waiting[scheduler_id]
+
+    def _fault(self, peer: bytes, scope: Fault.Scope, reason: str, *, session: int = 0, step: int = 0) -> None:
+        """A peer that cannot be told will notice by itself."""
+        fault = Fault(scope=scope, epoch=self.epoch, session=session, step=step, reason=reason)
+        self._send(peer, executor_pb2.ToScheduler(fault=fault))
