@@ -1,0 +1,3 @@
+from paged.cli import main
+
+main()
