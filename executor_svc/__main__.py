@@ -1,5 +1,6 @@
 """Starts an executor: settings, model, socket, loop."""
 
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -21,6 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     log = structlog.get_logger()
     if settings.exit_with_parent:
         die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback where loading is interrupted
     model = _load(settings)
     stopper = Stopper()
     try:
@@ -53,8 +55,13 @@ def _load(settings: ExecutorSettings) -> LoadedModel:
         except ScriptError as error:
             refuse(f"--simulate-script: {error}")
     from executor_svc.model import load  # brings torch, which the simulated executor does without
+    from executor_svc.refusal import ModelRefused
 
-    return load(settings)
+    try:
+        return load(settings)
+    except ModelRefused as error:
+        structlog.get_logger().error("model_refused", reason=str(error))
+        sys.exit(1)
 
 
 if __name__ == "__main__":

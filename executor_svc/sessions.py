@@ -18,6 +18,7 @@ MAX_WAITING = 64
 MAX_SCHEDULER_ID_BYTES = 256
 
 Fault = executor_pb2.Fault
+_PROBE = executor_pb2.ToScheduler()  # says nothing: what counts is whether there is still a peer to take it
 _log = structlog.get_logger()
 
 
@@ -103,8 +104,8 @@ class Sessions:
                 # It had its turn already: what it gives back is for itself.
                 self._waiting.move_to_end(request.scheduler_id, last=False)
                 self.end(session, "the scheduler has attached anew", now)
-        self.probe(now)
         self._admit_waiting(now)
+        self._probe_holders(now)
 
     def detach(self, peer: bytes, request: executor_pb2.Detach, now: float) -> None:
         """Raises RunnerFailed."""
@@ -130,19 +131,22 @@ class Sessions:
 
     def probe(self, now: float) -> None:
         """End sessions whose scheduler is gone or silent, and forget who has stopped waiting. Raises RunnerFailed."""
-        if self._waiting:
-            nothing = executor_pb2.ToScheduler()
-            for scheduler_id, peer in list(self._waiting.items()):
-                if self._send(peer, nothing) is Sent.GONE:
-                    del self._waiting[scheduler_id]
-            for session in list(self._by_peer.values()):
-                sent = self._send(session.peer, nothing)
-                if sent is not Sent.QUEUED:
-                    self.end(session, sent.value, now, tell=False)
+        for scheduler_id, peer in list(self._waiting.items()):
+            if self._send(peer, _PROBE) is Sent.GONE:
+                del self._waiting[scheduler_id]
+        self._probe_holders(now)
         for session in list(self._by_peer.values()):
             silent_s = now - session.last_heard
             if silent_s > self._timeout_s and not session.plans:
                 self.end(session, f"silent for more than {self._timeout_s:g} s", now)
+
+    def _probe_holders(self, now: float) -> None:
+        """While somebody waits for their lease."""
+        if self._waiting:
+            for session in list(self._by_peer.values()):
+                sent = self._send(session.peer, _PROBE)
+                if sent is not Sent.QUEUED:
+                    self.end(session, sent.value, now, tell=False)
 
     def end(self, session: Session, reason: str, now: float, *, step: int | None = None, tell: bool = True) -> None:
         """The one way in which a session ends: plans dropped, rows ended, lease free, next one in. Raises RunnerFailed.
