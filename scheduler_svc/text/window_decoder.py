@@ -9,7 +9,7 @@ from scheduler_svc.text.token_tables import VisibleTokens
 # How far the text of a token depends on its neighbours to the left, generously.
 CONTEXT_TOKENS = 8
 # The window is cut back to the context when it is this long: decoding it is the cost of each token.
-_MAX_WINDOW_TOKENS = 24
+_MAX_WINDOW_TOKENS = 16
 # Tokens whose text is held back because it ends with U+FFFD: a character of four bytes, generously.
 MAX_HELD_TOKENS = 8
 _BROKEN = "\ufffd"
