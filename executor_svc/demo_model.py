@@ -4,6 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from executor_svc import logs
 from executor_svc.gguf import CONVERSION, convert, made_once
 from executor_svc.refusal import ModelRefused
 
@@ -34,6 +35,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Prepare the demo's model and print its directory.")
     parser.add_argument("--cache-dir", type=Path, default=DEFAULT_CACHE_DIR, help="where models are kept")
     arguments = parser.parse_args()
+    logs.configure("info", "console")  # on stderr: stdout is for the path alone
     print(TERMS, file=sys.stderr)
     try:
         print(demo_model_path(arguments.cache_dir))

@@ -77,7 +77,7 @@ def convert(gguf_file: Path, directory: Path) -> None:
     plain.load_state_dict(model.state_dict(), strict=True, assign=True)
     plain.tie_weights()
     plain.generation_config = model.generation_config
-    plain.to(dtype=_dtype(gguf_file)).save_pretrained(directory)
+    plain.to(_dtype(gguf_file)).save_pretrained(directory)  # type: ignore[arg-type]  # hidden by a wrapper
     tokenizer.save_pretrained(directory)
     log.info("gguf_conversion_done", directory=str(directory))
 
