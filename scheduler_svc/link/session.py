@@ -161,8 +161,8 @@ class ExecutorSession:
                 self._lose(SessionLost(message.fault.reason, refused=refused))
             case "tokenizer_chunk":
                 self._take_chunk(message.tokenizer_chunk)
-            case _:
-                raise MalformedMessage("empty")
+            case None:
+                pass  # the executor makes sure that we are there
 
     def _take_result(self, result: pb.StepResult) -> None:
         if self.lost.done() or (result.epoch, result.session) != (self._epoch, self._session):

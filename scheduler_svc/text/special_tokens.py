@@ -3,7 +3,6 @@
 from typing import Any
 
 import tokenizers
-from tokenizers.processors import TemplateProcessing
 
 NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -18,24 +17,10 @@ def special_token_texts(config: dict[str, Any], special_tokens_map: dict[str, An
     return texts
 
 
-def apply_special_tokens(library: tokenizers.Tokenizer, config: dict[str, Any], special_tokens: dict[str, str]) -> None:
-    """Bring the library's tokenizer in line with the configuration, as transformers does when it loads one."""
+def add_missing_tokens(library: tokenizers.Tokenizer, config: dict[str, Any], special_tokens: dict[str, str]) -> None:
+    """Add the tokens that the configuration names and tokenizer.json lacks, as transformers does."""
     library.add_tokens([token for token in _stated_tokens(config) if library.token_to_id(token.content) is None])
     library.add_special_tokens([text for text in special_tokens.values() if library.token_to_id(text) is None])
-    if "add_bos_token" in config or "add_eos_token" in config:
-        begin = special_tokens.get("bos_token") if config.get("add_bos_token") else None
-        end = special_tokens.get("eos_token") if config.get("add_eos_token") else None
-        library.post_processor = _surrounded(library, begin, end)
-
-
-def _surrounded(library: tokenizers.Tokenizer, begin: str | None, end: str | None) -> TemplateProcessing:
-    added = [text for text in (begin, end) if text is not None]
-    pieces = [*([begin] if begin else []), "$A", *([end] if end else [])]
-    return TemplateProcessing(
-        single=" ".join(pieces),
-        pair=None,
-        special_tokens=[(text, library.token_to_id(text)) for text in added],
-    )
 
 
 def _stated_tokens(config: dict[str, Any]) -> list[tokenizers.AddedToken]:

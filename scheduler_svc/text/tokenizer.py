@@ -7,7 +7,7 @@ from scheduler_svc.text.bundle import BadBundle, Bundle, open_bundle
 from scheduler_svc.text.chat import ChatTemplate, chat_template_source
 from scheduler_svc.text.decoders import IncrementalDecoder, decoder_maker
 from scheduler_svc.text.memory import release_unused_memory
-from scheduler_svc.text.special_tokens import apply_special_tokens, special_token_texts
+from scheduler_svc.text.special_tokens import add_missing_tokens, special_token_texts
 from scheduler_svc.text.token_bound import max_chars_per_token
 
 # After a text of this size the library's freed memory is worth giving back.
@@ -27,14 +27,14 @@ class Tokenizer:
     def from_bundle(cls, data: bytes) -> "Tokenizer":
         """Load a bundle. Takes a second or two for large vocabularies. BadBundle says what is wrong with it.
 
-        As in `AutoTokenizer`, special tokens that tokenizer_config.json names and tokenizer.json lacks are added,
-        and its `add_bos_token` and `add_eos_token` replace what tokenizer.json does at the ends of a text.
+        What is put at the ends of a text is up to tokenizer.json alone: as in transformers 5, `add_bos_token` and
+        `add_eos_token` of tokenizer_config.json mean nothing beside it.
         """
         bundle = open_bundle(data)
         library = _load_library(bundle)
         config = bundle.json_object("tokenizer_config.json")
         special_tokens = special_token_texts(config, bundle.json_object("special_tokens_map.json"))
-        apply_special_tokens(library, config, special_tokens)
+        add_missing_tokens(library, config, special_tokens)
         source = chat_template_source(bundle, config)
         tokenizer = cls(library, ChatTemplate(source, special_tokens) if source is not None else None)
         release_unused_memory()
@@ -88,8 +88,7 @@ class Tokenizer:
 
     def _encode(self, text: str, add_special_tokens: bool, field: str) -> list[int]:
         try:
-            # Of the library's ways to encode, the ones that take a batch release the interpreter's lock, and this
-            # one computes no offsets: three times as fast.
+            # Of the library's ways to encode, this one computes no offsets: three times as fast.
             (encoding,) = self._library.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except Exception as error:  # the library raises nothing narrower
             reason = f"the model's tokenizer cannot encode it: {error}"

@@ -1,0 +1,110 @@
+"""Round trip of a decode plan: from plan() in a scheduler to apply() of its result, through a simulated executor.
+
+Both sides are what runs in service: the scheduler's core, codec and ZeroMQ session on uvloop, and a `paged-executor
+--simulate` process. One plan is in flight at a time, so that a round trip is all of encode, send, decode, check, compute
+(no latency is simulated), encode, send, decode. plan() and apply() themselves are measured by scheduler_step.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+
+import uvloop
+import zmq.asyncio
+
+from paged.v1 import executor_pb2 as pb
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.link.codec import decode_result
+from scheduler_svc.link.session import ExecutorSession, LinkOptions
+
+PROMPT_TOKENS = (32, 96)
+
+
+async def round_trips_us(endpoint: str, num_rows: int, steps: int) -> list[float]:
+    """µs of each of `steps` decode plans of `num_rows` rows."""
+    chance = random.Random(0)
+    context = zmq.asyncio.Context()
+    session = ExecutorSession(context, LinkOptions(endpoint, "benchmark", 10.0, 1 << 24))
+    try:
+        _, lease = await session.attach()
+        scheduler = Scheduler()
+        scheduler.attach(lease)
+        for i in range(num_rows):
+            prompt = [chance.randint(300, 30_000) for _ in range(chance.randint(*PROMPT_TOKENS))]
+            scheduler.submit(Sequence(f"r{i}", prompt, len(prompt) + steps + 200))
+        return await _decode(session, scheduler, num_rows, steps)
+    finally:
+        session.say_goodbye()
+        session.close()
+        context.destroy()
+
+
+async def _decode(session: ExecutorSession, scheduler: Scheduler, num_rows: int, steps: int) -> list[float]:
+    arrived: asyncio.Queue[tuple[float, pb.StepResult]] = asyncio.Queue()
+    session.on_result = lambda message: arrived.put_nowait((time.perf_counter(), message))
+    times: list[float] = []
+    while len(times) < steps:
+        plan = scheduler.plan()
+        if plan is None:
+            raise RuntimeError("nothing to plan")
+        began = time.perf_counter()
+        session.send(plan)
+        ended, message = await arrived.get()
+        decoding = time.perf_counter()
+        result = decode_result(message, [])
+        ended += time.perf_counter() - decoding
+        scheduler.apply(result)
+        if len(plan.rows) == num_rows and not plan.started:
+            times.append(1e6 * (ended - began))
+    return times
+
+
+@contextmanager
+def simulated_executor(*flags: str) -> Iterator[str]:
+    """The endpoint of a simulated executor that lives as long as the block."""
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory) / "endpoint"
+        where = ["--endpoint", "tcp://127.0.0.1:0", "--endpoint-file", str(file), "--exit-with-parent"]
+        command = [sys.executable, "-m", "executor_svc", "--simulate", "--log-level", "error", *where, *flags]
+        process = subprocess.Popen(command)
+        try:
+            while not file.exists():
+                if process.poll() is not None:
+                    raise RuntimeError(f"the executor has ended with code {process.returncode}")
+                time.sleep(0.01)
+            yield file.read_text().strip()
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+    parser.add_argument("--rows", type=int, default=256, help="sequences that decode")
+    parser.add_argument("--steps", type=int, default=400, help="round trips")
+    args = parser.parse_args()
+    with simulated_executor("--num-blocks", "20000", "--max-rows", str(max(args.rows, 256))) as endpoint:
+        times = sorted(uvloop.run(round_trips_us(endpoint, args.rows, args.steps)))
+    figures = {
+        "round_trip_us_p50": round(median(times), 1),
+        "round_trip_us_p99": round(times[len(times) * 99 // 100], 1),
+    }
+    if args.json:
+        print(json.dumps(figures))
+    else:
+        print(f"{args.rows} rows: median {figures['round_trip_us_p50']} µs, p99 {figures['round_trip_us_p99']} µs")
+
+
+if __name__ == "__main__":
+    main()

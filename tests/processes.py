@@ -1,0 +1,88 @@
+"""The two services as real processes, for tests that need them: started, watched, killed, and always cleaned up."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+START_TIMEOUT_S = 60.0
+
+
+class Service:
+    """One process that writes its address to a file once it is ready."""
+
+    def __init__(self, module: str, address_flag: str, address_file: Path, *flags: str) -> None:
+        self.address_file = address_file
+        self.address_file.unlink(missing_ok=True)
+        self.log_file = address_file.with_suffix(".log")
+        with self.log_file.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", module, address_flag, str(address_file), "--exit-with-parent", *flags],
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "OMP_NUM_THREADS": "2"},
+            )
+
+    @property
+    def address(self) -> str:
+        return self.address_file.read_text().strip()
+
+    def wait_until_ready(self) -> "Service":
+        wait_for(lambda: self.address_file.exists() or self.process.poll() is not None, "the address file")
+        assert self.process.poll() is None, self.log
+        return self
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def freeze(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def stop(self) -> int:
+        """SIGTERM; returns the exit code."""
+        self.process.terminate()
+        return self.process.wait(30)
+
+
+def wait_for(condition: Callable[[], object], what: str, timeout_s: float = START_TIMEOUT_S) -> None:
+    """Until the condition holds. AssertionError after the time."""
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, f"waited {timeout_s} s for {what}"
+        time.sleep(0.01)
+
+
+def start_executor(directory: Path, *flags: str, endpoint: str = "tcp://127.0.0.1:0") -> Service:
+    return Service("executor_svc", "--endpoint-file", directory / "executor", "--endpoint", endpoint, *flags)
+
+
+def start_scheduler(
+    directory: Path, executor_endpoint: str, *flags: str, address: str = "127.0.0.1:0", name: str = "scheduler"
+) -> Service:
+    cache = ["--cache-dir", str(directory / "tokenizers")]
+    where = ["--listen-address", address, "--executor-endpoint", executor_endpoint]
+    return Service("scheduler_svc", "--address-file", directory / name, *where, *cache, *flags)
+
+
+@contextmanager
+def cleaned_up(services: list[Service]) -> Iterator[list[Service]]:
+    """Whatever was put into the list is gone afterwards."""
+    try:
+        yield services
+    finally:
+        for service in services:
+            if service.process.poll() is None:
+                service.thaw()
+                service.kill()

@@ -1,0 +1,147 @@
+"""Either side may die or freeze in the middle of a run: texts stay exact, a restarted peer is attached at once, and
+nothing leaks."""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+
+import pytest
+
+from paged.client import Client, UnavailableError
+from tests.processes import Service
+from tests.system.conftest import System
+from tests.system.requests import Call, answer, idle_load, mixed_calls, ready
+
+SLOW_STEPS = ["--simulate-fixed-us", "5000"]
+REATTACH_S = 5.0  # of which most is the start of a Python process on a busy machine
+
+
+async def run_with_event(
+    system: System, calls: list[Call], event: Callable[[], None], after_tokens: int
+) -> list[list[int]]:
+    """Run the calls; once this many tokens have been generated, call `event` in a thread. Returns the answers."""
+    async with Client(system.address) as client:
+        await ready(client)
+        running = [asyncio.create_task(answer(client, call)) for call in calls]
+        while (await client.load()).generated_tokens < after_tokens:
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(event)
+        return await asyncio.gather(*running)
+
+
+@pytest.mark.parametrize("num_kills", [1, 3])
+async def test_streams_stay_open_and_exact_when_the_executor_is_killed(system: System, num_kills: int) -> None:
+    system.executor_flags = ["--num-blocks", "400", *SLOW_STEPS]
+    system.start()
+    calls = mixed_calls(60, random.Random(3))
+
+    def kill_and_restart() -> None:
+        for _ in range(num_kills):
+            system.executor.kill()
+            system.restart_executor()
+            system.executor.wait_until_ready()
+            time.sleep(0.3)  # let it compute for a while before the next one
+
+    answers = await run_with_event(system, calls, kill_and_restart, after_tokens=300)
+    assert answers == [call.expected() for call in calls]
+    async with Client(system.address) as client:
+        load = await idle_load(client)
+        assert load.executor_losses >= num_kills
+        assert load.used_blocks == 0
+        assert load.failed_requests == 0
+
+
+async def test_a_frozen_executor_is_replaced_by_its_thawed_self(system: System) -> None:
+    system.executor_flags = ["--num-blocks", "400", *SLOW_STEPS]
+    system.start()
+    calls = mixed_calls(40, random.Random(4))
+
+    def freeze_until_noticed() -> None:
+        system.executor.freeze()
+        wait_for_log(system.scheduler, "executor_lost", 15)
+        system.executor.thaw()
+
+    answers = await run_with_event(system, calls, freeze_until_noticed, after_tokens=200)
+    assert answers == [call.expected() for call in calls]
+    async with Client(system.address) as client:
+        load = await idle_load(client)
+        assert load.executor_losses >= 1
+        assert load.used_blocks == 0
+
+
+async def test_a_short_freeze_is_only_a_pause(system: System) -> None:
+    system.executor_flags = ["--num-blocks", "400", *SLOW_STEPS]
+    system.start()
+    calls = mixed_calls(40, random.Random(5))
+
+    def freeze_for_a_moment() -> None:
+        system.executor.freeze()
+        time.sleep(1.0)
+        system.executor.thaw()
+
+    answers = await run_with_event(system, calls, freeze_for_a_moment, after_tokens=200)
+    assert answers == [call.expected() for call in calls]
+    async with Client(system.address) as client:
+        assert (await idle_load(client)).executor_losses == 0
+
+
+async def test_a_killed_scheduler_ends_its_calls_and_a_new_one_is_attached_at_once(system: System) -> None:
+    system.executor_flags = ["--num-blocks", "400", *SLOW_STEPS]
+    system.start()
+    calls = mixed_calls(40, random.Random(6))
+    with pytest.raises(UnavailableError):
+        await run_with_event(system, calls, system.scheduler.kill, after_tokens=200)
+    began = time.monotonic()
+    system.restart_scheduler()
+    async with Client(system.address) as client:
+        await ready(client)
+        assert time.monotonic() - began < REATTACH_S
+        answers = await asyncio.gather(*[answer(client, call) for call in calls])
+        assert answers == [call.expected() for call in calls]
+        assert (await idle_load(client)).used_blocks == 0
+    assert "session_ended" in system.executor.log
+
+
+async def test_a_frozen_scheduler_gives_way_to_a_new_one(system: System) -> None:
+    system.executor_flags = ["--num-blocks", "400", "--session-timeout-s", "2", *SLOW_STEPS]
+    system.start()
+    async with Client(system.address) as client:
+        await ready(client)
+    system.scheduler.freeze()
+    frozen = system.scheduler
+    system.address = "127.0.0.1:0"
+    system.restart_scheduler()
+    calls = mixed_calls(20, random.Random(7))
+    async with Client(system.scheduler.address) as client:
+        await ready(client)
+        answers = await asyncio.gather(*[answer(client, call) for call in calls])
+    assert answers == [call.expected() for call in calls]
+    # The thawed one finds its session over and waits for a lease; it does not disturb the other.
+    frozen.thaw()
+    wait_for_log(frozen, "executor_lost", 15)
+    async with Client(system.scheduler.address) as client:
+        answers = await asyncio.gather(*[answer(client, call) for call in calls])
+        assert answers == [call.expected() for call in calls]
+        assert (await idle_load(client)).executor_losses == 0
+
+
+async def test_callers_get_unavailable_when_no_executor_comes_back(system: System) -> None:
+    system.executor_flags = ["--num-blocks", "400", *SLOW_STEPS]
+    system.scheduler_flags = ["--executor-wait-s", "1"]
+    system.start()
+    call = Call([300, 301, 302], 3000, 0.0, 0, "")
+    with pytest.raises(UnavailableError):
+        await run_with_event(system, [call], system.executor.kill, after_tokens=20)
+    async with Client(system.address) as client:
+        began = time.monotonic()
+        with pytest.raises(UnavailableError):
+            await answer(client, call)
+        assert time.monotonic() - began < 1.0, "a new call must fail fast"
+
+
+def wait_for_log(service: Service, event: str, timeout_s: float) -> None:
+    end = time.monotonic() + timeout_s
+    while event not in service.log:
+        assert time.monotonic() < end, f"{event} not logged within {timeout_s} s"
+        time.sleep(0.02)
