@@ -1,0 +1,83 @@
+"""What a prompt costs is known before it is tokenized, and tokenizing holds up nobody: C7.10, C10.3."""
+
+import threading
+import time
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import models, normalizers
+
+from scheduler_svc.errors import InvalidRequest
+from scheduler_svc.text.tokenizer import Tokenizer
+from tests.text.models import KINDS
+from tests.text.test_detokenizer import ALL_KINDS, tokenizer_of
+
+
+@ALL_KINDS
+@given(text=st.one_of(st.text(), st.text(alphabet=" ▁\u0301eaZ<s>tool\n", max_size=200)))
+@settings(max_examples=100, deadline=None)
+def test_a_text_never_has_fewer_tokens_than_the_bound(kind: str, text: str) -> None:
+    tokenizer = tokenizer_of(kind)
+    assert len(tokenizer.encode(text)) >= tokenizer.lower_bound_tokens(text)
+
+
+@given(text=st.text(alphabet="\u0301\u0345\u0313\u0300αeᄀ\u1161\u11a8", max_size=100))
+@settings(max_examples=200, deadline=None)
+def test_the_bound_holds_where_characters_are_composed(text: str) -> None:
+    library = tokenizers.Tokenizer.from_str(KINDS["byte_level"].to_str())
+    library.normalizer = normalizers.NFC()
+    tokenizer = Tokenizer(library, None)
+    assert len(tokenizer.encode(text)) >= tokenizer.lower_bound_tokens(text)
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "byte_fallback", "byte_fallback_strip"])
+def test_a_prompt_of_20_mb_is_known_to_be_too_long_for_4k_tokens(kind: str) -> None:
+    assert tokenizer_of(kind).lower_bound_tokens("a" * 20_000_000) > 4096
+
+
+@pytest.mark.parametrize("kind", ["word_piece", "metaspace"])
+def test_there_is_no_bound_where_an_unknown_word_is_one_token(kind: str) -> None:
+    tokenizer = tokenizer_of(kind)
+    text = "漢" * 10_000
+    assert tokenizer.lower_bound_tokens(text) <= len(tokenizer.encode(text)) < 10
+
+
+def test_other_threads_run_while_a_long_text_is_tokenized() -> None:
+    tokenizer = tokenizer_of("byte_level")
+    text = "the quick brown fox " * 100_000
+    begun, ended = threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        tokenizer.encode(text)
+        ended.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    begun.wait()
+    turns = 0
+    deadline = time.monotonic() + 60
+    while not ended.wait(0.001) and time.monotonic() < deadline:
+        turns += 1
+    thread.join(60)
+    assert turns > 20
+
+
+def test_a_text_that_the_vocabulary_cannot_write_is_a_bad_request() -> None:
+    library = tokenizers.Tokenizer(models.Unigram([("a", -1.0), ("b", -2.0)], unk_id=None))
+    tokenizer = Tokenizer(library, None)
+    assert tokenizer.encode("ab") == [0, 1]
+    with pytest.raises(InvalidRequest, match="text: the model's tokenizer cannot encode it"):
+        tokenizer.encode("abc")
+
+
+@ALL_KINDS
+def test_the_size_of_the_vocabulary_counts_added_tokens(kind: str) -> None:
+    assert tokenizer_of(kind).vocab_size == len(KINDS[kind].get_vocab(with_added_tokens=True))
+
+
+def test_a_chat_without_a_template_is_a_bad_request() -> None:
+    with pytest.raises(InvalidRequest, match="chat: the model has no chat template"):
+        tokenizer_of("byte_level").encode_chat([{"role": "user", "content": "hi"}])
