@@ -250,18 +250,24 @@ class ResidentBatch:
         if total > lease.tokens_per_step:
             raise PlanViolation("scheduled_tokens", f"{total} in all", f"the lease has {lease.tokens_per_step} a step")
         live, known, sampled, first, blocks, _ = self._state.take(rows, axis=1)
-        if not live.all():
-            raise PlanViolation("scheduled_rows", f"row {rows[live.argmin()]}", "is not live")
         exist = known + sampled
         end = first + tokens
-        _check_at_most("scheduled_tokens", rows, end, exist, "tokens exist")
-        _check_at_most("scheduled_tokens", rows, end, blocks * self.block_size, "slots are in its table")
-        # A token that is sampled takes one more position.
-        _check_at_most("scheduled_tokens", rows, exist + samples, self._limits.max_model_len, "are the model's length")
+        slots = blocks * self.block_size
+        total_len = exist + samples  # a token that is sampled takes one more position
         early = samples & (end < exist)
-        if early.any():
-            found = f"row {rows[early.argmax()]} samples"
-            raise PlanViolation("scheduled_samples", found, "a row samples only with its last token computed")
+        # One reduction for all rules: this is the hot path. Which rule it was is found out when one is broken.
+        broken = (live == 0) | (end > exist) | (end > slots) | (total_len > self._limits.max_model_len) | early
+        if broken.any():
+            at = int(broken.argmax())
+            if not live[at]:
+                raise PlanViolation("scheduled_rows", f"row {rows[at]}", "is not live")
+            if early[at]:
+                found = f"row {rows[at]} samples at position {end[at] - 1}"
+                raise PlanViolation("scheduled_samples", found, f"{exist[at]} tokens exist: only the last may sample")
+            most = min(exist[at], slots[at], self._limits.max_model_len - samples[at])
+            found = f"{tokens[at]} for row {rows[at]}, from position {first[at]}"
+            limits = f"{exist[at]} tokens exist, {slots[at]} slots, model's length {self._limits.max_model_len}"
+            raise PlanViolation("scheduled_tokens", found, f"must end by {most}: {limits}")
         self._state[_NUM_COMPUTED, rows] = end
         self._state[_NUM_SAMPLED, rows] = sampled + samples
         return first
@@ -300,11 +306,3 @@ def _rank_among_equals(rows: Int32s) -> Int32s:
     ranks = np.empty(len(rows), np.int32)
     ranks[order] = places - np.maximum.accumulate(np.where(first, places, 0))
     return ranks
-
-
-def _check_at_most(column: str, rows: Int32s, found: Int32s, limit: Int32s | int, meaning: str) -> None:
-    over = found > limit
-    if over.any():
-        at = int(over.argmax())
-        most = limit if isinstance(limit, int) else limit[at]
-        raise PlanViolation(column, f"position {found[at]} of row {rows[at]}", f"only {most} {meaning}")

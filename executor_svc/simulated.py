@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from executor_svc.simulated_script import Script, ScriptedFault
-from executor_svc.simulated_text import UInt64s, coefficients, draw_keys, finish, mix, pass_over, token_logprobs
+from executor_svc.simulated_text import UInt64s, coefficients, draw_keys, length_keys, mix, pass_over, token_logprobs
 from executor_svc.step import Int32s, Logprobs, RowStart, Step, StepOutput
 from paged.v1 import executor_pb2
 
@@ -60,8 +60,14 @@ class _RowColumns:
         self.draw_key = np.zeros(num_rows, np.uint64)
         self.special = np.zeros(num_rows, np.bool_)  # a script's prompt: replies or faults
         self.num_logprobs = np.full(num_rows, -1, np.int32)
+        self.any_draw = self.any_hold = self.any_logprobs = False  # so that plain batches pay for none of it
         self.end_token_ids: list[frozenset[int]] = [frozenset()] * num_rows
         self.prompt: list[tuple[int, ...]] = [()] * num_rows  # of special rows alone
+
+    def note_changes(self) -> None:
+        self.any_draw = bool(self.draws.any())
+        self.any_hold = bool(self.min_tokens.any())
+        self.any_logprobs = bool((self.num_logprobs >= 0).any())
 
     def set_sampling(self, row: int, sampling: executor_pb2.RowSampling) -> None:
         self.min_tokens[row] = sampling.min_tokens
@@ -95,7 +101,7 @@ class SimulatedRunner:
         self._ids = np.full((num_blocks, block_size), UNWRITTEN, np.int32)
         self._slots = self._ids.reshape(-1)
         self._rows = _RowColumns(num_rows)
-        self._coefficients = coefficients(64 * block_size)
+        self._coefficients, self._length_keys = coefficients(64 * block_size), length_keys(64 * block_size)
         self._num_steps = 0
 
     def start_rows(self, starts: list[RowStart]) -> None:
@@ -107,6 +113,7 @@ class SimulatedRunner:
             prompt = tuple(start.token_ids[: start.num_prompt].tolist()) if self._special_prompts else ()
             rows.special[start.row] = prompt in self._special_prompts
             rows.prompt[start.row] = prompt
+        rows.note_changes()
 
     def fork_rows(self, parents: Int32s, children: Int32s, sampling: list[executor_pb2.RowSampling]) -> None:
         rows = self._rows
@@ -116,6 +123,7 @@ class SimulatedRunner:
         for child, prompt, parameters in zip(children, prompts, sampling, strict=True):
             rows.prompt[child] = prompt
             rows.set_sampling(int(child), parameters)
+        rows.note_changes()
 
     def end_rows(self, rows: Int32s) -> None:
         self._rows.last_token[rows] = UNWRITTEN
@@ -155,26 +163,30 @@ class SimulatedRunner:
         rows, tables, lengths = step.rows, step.block_tables, step.context_lens
         if not step.samples.all():
             rows, tables, lengths = rows[step.samples], tables[step.samples], lengths[step.samples]
-        hashes = finish(self._contexts(rows, tables, lengths), lengths)
-        draws = self._rows.draws[rows]
-        if draws.any():
-            hashes = np.where(draws, mix(hashes ^ self._rows.draw_key[rows]), hashes)
+        hashes = mix(self._contexts(rows, tables, lengths) ^ self._length_keys[lengths])
+        if self._rows.any_draw:
+            hashes = np.where(self._rows.draws[rows], mix(hashes ^ self._rows.draw_key[rows]), hashes)
         tokens = (hashes % np.uint64(self._vocab_size)).astype(np.int32)
-        num_output = lengths - self._rows.num_prompt[rows]
-        for i in np.flatnonzero(num_output < self._rows.min_tokens[rows]):
-            tokens[i] = pass_over(int(tokens[i]), self._rows.end_token_ids[rows[i]], self._vocab_size)
+        if self._rows.any_hold:
+            held = lengths - self._rows.num_prompt[rows] < self._rows.min_tokens[rows]
+            for i in np.flatnonzero(held):
+                tokens[i] = pass_over(int(tokens[i]), self._rows.end_token_ids[rows[i]], self._vocab_size)
         if self._replies:
-            for i in np.flatnonzero(self._rows.special[rows]):
-                reply = self._replies.get(self._rows.prompt[rows[i]], ())
-                if num_output[i] < len(reply):
-                    tokens[i] = reply[num_output[i]]
+            self._reply_as_scripted(rows, lengths, tokens)
         return _Sampled(rows, hashes, tokens)
+
+    def _reply_as_scripted(self, rows: Int32s, lengths: Int32s, tokens: Int32s) -> None:
+        for i in np.flatnonzero(self._rows.special[rows]):
+            reply = self._replies.get(self._rows.prompt[rows[i]], ())
+            num_output = lengths[i] - self._rows.num_prompt[rows[i]]
+            if num_output < len(reply):
+                tokens[i] = reply[num_output]
 
     def _contexts(self, rows: Int32s, tables: Int32s, lengths: Int32s) -> UInt64s:
         """Sum of id times coefficient over positions 0 .. length - 1 of each row, read through its table: [num_rows]"""
         width = tables.shape[1] * self._block_size
         if width > len(self._coefficients):
-            self._coefficients = coefficients(2 * width)
+            self._coefficients, self._length_keys = coefficients(2 * width), length_keys(2 * width)
         positions = np.arange(width, dtype=np.int32)
         full = int(lengths.min()) if len(lengths) else 0  # every row sees the positions before this one
         contexts = np.empty(len(rows), np.uint64)
@@ -191,6 +203,8 @@ class SimulatedRunner:
         return contexts
 
     def _logprobs(self, sampled: _Sampled) -> Logprobs | None:
+        if not self._rows.any_logprobs:
+            return None
         asked = np.flatnonzero(self._rows.num_logprobs[sampled.rows] >= 0)
         if not len(asked):
             return None

@@ -38,9 +38,9 @@ def coefficients(num_positions: int) -> UInt64s:
     return mix(np.arange(1, num_positions + 1, dtype=np.uint64) * _GOLDEN) | np.uint64(1)
 
 
-def finish(contexts: UInt64s, lengths: Int32s) -> UInt64s:
-    """The hash of each context, ready to be reduced to a token."""
-    return mix(contexts ^ mix(lengths.astype(np.uint64)))
+def length_keys(longest: int) -> UInt64s:
+    """mix(length) for each length from 0 to longest."""
+    return mix(np.arange(longest + 1, dtype=np.uint64))
 
 
 def draw_keys(seeds: UInt64s, indices: UInt64s) -> UInt64s:
@@ -98,7 +98,8 @@ class SimulatedText:
 
     def context_hash(self) -> int:
         """The hash `h` that the next token comes from."""
-        h = finish(np.array([self._context], np.uint64), np.array([len(self.token_ids)], np.int32))
+        length = np.array([len(self.token_ids)], np.uint64)
+        h = mix(np.array([self._context], np.uint64) ^ mix(length))
         return int((h if self._key is None else mix(h ^ self._key))[0])
 
     def next_token(self) -> int:

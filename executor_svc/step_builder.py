@@ -17,16 +17,17 @@ def build_step(batch: ResidentBatch, plans: list[AppliedPlan]) -> Step:
     context_lens = first + tokens
     block_size = batch.block_size
     width = -(-int(context_lens.max(initial=0)) // block_size)
-    tables = batch.block_tables.take(rows, axis=0)[:, :width]
-    places, positions = _places_and_positions(first, tokens, query_start)
-    blocks = tables[places, positions // block_size].astype(np.int64)  # a slot number may pass 32 bits
+    tables = batch.block_tables
+    token_rows, positions = _rows_and_positions(rows, first, tokens, query_start)
+    entries = token_rows.astype(np.int64) * tables.shape[1] + positions // block_size
+    blocks = tables.reshape(-1).take(entries).astype(np.int64)  # a slot number may pass 32 bits
     return Step(
         rows=rows,
         query_start=query_start,
         token_ids=_token_ids(batch, rows, first, query_start),
         positions=positions,
         slots=blocks * block_size + positions % block_size,
-        block_tables=tables,
+        block_tables=tables.take(rows, axis=0)[:, :width],
         context_lens=context_lens,
         samples=_merged_flags([plan.samples for plan in plans]),
         copy_sources=_merged([plan.copy_sources for plan in plans]),
@@ -34,14 +35,13 @@ def build_step(batch: ResidentBatch, plans: list[AppliedPlan]) -> Step:
     )
 
 
-def _places_and_positions(first: Int32s, tokens: Int32s, query_start: Int32s) -> tuple[Int32s, Int32s]:
-    """For each token of the step: which of the step's rows it belongs to, and its position there."""
+def _rows_and_positions(rows: Int32s, first: Int32s, tokens: Int32s, query_start: Int32s) -> tuple[Int32s, Int32s]:
+    """Row and position of each token of the step."""
     total = int(query_start[-1])
-    places = np.arange(len(first), dtype=np.int32)
-    if total == len(first):
-        return places, first
+    if total == len(rows):
+        return rows, first
     offsets = np.repeat(first - query_start[:-1], tokens)
-    return np.repeat(places, tokens), offsets + np.arange(total, dtype=np.int32)
+    return np.repeat(rows, tokens), offsets + np.arange(total, dtype=np.int32)
 
 
 def _token_ids(batch: ResidentBatch, rows: Int32s, first: Int32s, query_start: Int32s) -> Int32s:
