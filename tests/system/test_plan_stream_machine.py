@@ -1,0 +1,162 @@
+"""Random histories over the plan stream: the engine drives a real executor process that is killed and frozen at random.
+
+After every operation the bookkeeping adds up and every text so far is exact; at the end every text is whole."""
+
+import asyncio
+import contextlib
+import tempfile
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from executor_svc.simulated_text import simulated_continuation
+from scheduler_svc.core.audit import audit, audit_idle
+from scheduler_svc.core.sequence import Sampling
+from scheduler_svc.engine import Engine
+from scheduler_svc.requests import GenerationRequest
+from scheduler_svc.settings import SchedulerSettings
+from tests.processes import start_executor
+from tests.system.conftest import VOCAB_SIZE
+
+POOL = ["--num-blocks", "24", "--max-rows", "5", "--tokens-per-step", "24"]
+EXECUTOR = ["--simulate", *POOL, "--simulate-fixed-us", "500"]
+    "--simulate",
+    "--num-blocks",
+    "24",
+    "--max-rows",
+    "5",
+    "--tokens-per-step",
+    "24",
+    "--simulate-fixed-us",
+    "500",
+]
+STEMS = [list(range(1000, 1150)), [5000 + i * i % 977 for i in range(150)]]
+prompts = st.builds(
+    lambda stem, kept, tail: STEMS[stem][:kept] + tail,
+    st.integers(0, 1),
+    st.integers(0, 120),
+    st.lists(st.integers(300, 31_999), min_size=1, max_size=20),
+)
+
+
+class Call:
+    """One request, what has come of it, and what must."""
+
+    def __init__(self, engine: Engine, request: GenerationRequest) -> None:
+        self.ids: list[int] = []
+        self.expected = simulated_continuation(
+            request.prompt_ids,
+            request.max_tokens or 0,
+            vocab_size=VOCAB_SIZE,
+            temperature=request.sampling.temperature,
+            seed=request.sampling.seed,
+        )
+        self.task = asyncio.ensure_future(self._collect(engine, request))
+
+    async def _collect(self, engine: Engine, request: GenerationRequest) -> None:
+        async with contextlib.aclosing(engine.generate(request)) as deltas:
+            async for delta in deltas:
+                self.ids += delta.token_ids
+
+
+class PlanStream(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.folder = tempfile.TemporaryDirectory()
+        self.executor = start_executor(Path(self.folder.name), *EXECUTOR).wait_until_ready()
+        self.endpoint = self.executor.address
+        self.calls: list[Call] = []
+        self.num_requests = 0
+        self._run(self._start_engine())
+
+    async def _start_engine(self) -> None:
+        options = SchedulerSettings(
+            executor_endpoint=self.endpoint, cache_dir=Path(self.folder.name) / "cache", max_losses=1000
+        )
+        self.engine = Engine(options)
+        self.driving = asyncio.ensure_future(self.engine.run())
+        async with asyncio.timeout(20):
+            while not self.engine.ready:
+                await asyncio.sleep(0.01)
+
+    def _run(self, work: Coroutine[Any, Any, Any]) -> None:
+        self.loop.run_until_complete(work)
+
+    @rule(prompt=prompts, max_tokens=st.integers(1, 60), seed=st.integers(0, 3))
+    def submit(self, prompt: list[int], max_tokens: int, seed: int) -> None:
+        self.num_requests += 1
+        sampling = Sampling(temperature=float(seed > 0), seed=seed)
+        request = GenerationRequest(f"r{self.num_requests}", prompt, sampling, max_tokens, ignore_eos=True)
+        self._run(self._submit(request))
+
+    async def _submit(self, request: GenerationRequest) -> None:
+        self.calls.append(Call(self.engine, request))
+        await asyncio.sleep(0)
+
+    @rule(seconds=st.floats(0, 0.05))
+    def go_on(self, seconds: float) -> None:
+        self._run(asyncio.sleep(seconds))
+
+    @precondition(lambda self: self.calls)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        call = data.draw(st.sampled_from(self.calls))
+        self.calls.remove(call)
+        call.task.cancel()
+        self._run(asyncio.wait([call.task]))
+
+    @rule(seconds=st.floats(0, 0.3))
+    def freeze(self, seconds: float) -> None:
+        self.executor.freeze()
+        self._run(asyncio.sleep(seconds))
+        self.executor.thaw()
+
+    @rule()
+    def kill_and_restart(self) -> None:
+        self.executor.kill()
+        self._run(asyncio.sleep(0.02))
+        self.executor = start_executor(Path(self.folder.name), *EXECUTOR, endpoint=self.endpoint)
+
+    @invariant()
+    def the_books_add_up(self) -> None:
+        audit(self.engine._scheduler)
+
+    @invariant()
+    def every_text_is_exact(self) -> None:
+        for call in self.calls:
+            assert call.ids == call.expected[: len(call.ids)]
+
+    def teardown(self) -> None:
+        try:
+            self._run(asyncio.wait_for(self._finish(), 60))
+        finally:
+            self.driving.cancel()
+            self._run(asyncio.wait([self.driving]))
+            self.executor.kill()
+            self.loop.close()
+            self.folder.cleanup()
+
+    async def _finish(self) -> None:
+        await asyncio.gather(*[call.task for call in self.calls])
+        assert [call.ids for call in self.calls] == [call.expected for call in self.calls]
+        scheduler = self.engine._scheduler
+        while scheduler.num_running or scheduler.in_flight:
+            await asyncio.sleep(0.01)
+        audit_idle(scheduler)
+        assert len(self.engine._answers) == 0
+
+
+base = settings(deadline=None, stateful_step_count=25, suppress_health_check=list(HealthCheck), print_blob=True)
+TestPlanStream = PlanStream.TestCase
+TestPlanStream.settings = settings(base, max_examples=10)
+
+
+@pytest.mark.slow
+class TestPlanStreamForLong(PlanStream.TestCase):
+    settings = settings(base, max_examples=150, stateful_step_count=40)
