@@ -48,22 +48,20 @@ async def run(model: str | None, *, simulate: bool, max_tokens: int) -> None:
             codes = [(service.module, await service.stop()) for service in reversed(services)]
         if failed := [f"{module} with code {code}" for module, code in codes if code != 0]:
             raise DemoFailed(f"did not stop cleanly: {', '.join(failed)}")
-        console.print("Both processes have stopped.")
+        _say(console, "Both processes have stopped.")
 
 
 async def _demo_model(console: Console) -> str:
     command = (sys.executable, "-m", "executor_svc.demo_model")
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     try:
-        output, _ = await _waiting(console, "the small model (prepared once)", process.communicate())
+        output, _ = await _waiting(console, "the small model, which is prepared once", process.communicate())
     finally:
         if process.returncode is None:
             process.terminate()
     lines = output.decode().splitlines()
     if process.returncode != 0 or not lines:
         raise DemoFailed("the small model could not be prepared; name another one with --model, or use --simulate")
-    for line in lines[:-1]:
-        console.print(line, markup=False, highlight=False)
     return lines[-1]
 
 
@@ -77,7 +75,7 @@ async def _start(console: Console, services: list[Service], directory: Path, mod
     )
     services.append(executor)
     ready = while_alive(written(endpoint_file, EXECUTOR_READY_S), *services)
-    endpoint = await _waiting(console, f"the executor ({' '.join(model_flags)})", ready)
+    endpoint = await _waiting(console, "the executor, which loads the model", ready)
     scheduler = await Service.start(
         "scheduler_svc",
         ["--listen-address", "127.0.0.1:0", "--address-file", str(address_file), "--executor-endpoint", endpoint],
@@ -133,13 +131,12 @@ def _report(
     tokens = sum(usage.completion_tokens for usage in usages)
     slots = load.peak_used_blocks * block_size
     waste = load.peak_unused_slots / slots if slots else 0.0
-    console.print(
+    _say(
+        console,
         f"\n{tokens} tokens in {seconds:.1f} s: {tokens / seconds:.0f} tokens/s\n"
         f"{load.peak_running_sequences} sequences ran at once\n"
         f"{load.peak_used_blocks} of {load.total_blocks} blocks were used at the peak; "
         f"{load.peak_unused_slots} of their {slots} slots held no token ({waste:.1%} waste)",
-        highlight=False,
-        soft_wrap=True,
     )
 
 
@@ -149,7 +146,11 @@ async def _waiting(console: Console, what: str, work: Coroutine[Any, Any, T]) ->
         with console.status(f"Waiting for {what}"):
             result = await work
     else:
-        console.print(f"Waiting for {what} ...", highlight=False)
+        _say(console, f"Waiting for {what} ...")
         result = await work
-    console.print(f"Ready after {time.perf_counter() - began:.1f} s: {what}", markup=False, highlight=False)
+    _say(console, f"{what[0].upper()}{what[1:]}: ready after {time.perf_counter() - began:.1f} s")
     return result
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)

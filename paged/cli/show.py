@@ -39,12 +39,7 @@ class LiveBoard:
     def __init__(self, console: Console, prompts: list[str]) -> None:
         self._prompts = prompts
         self._answers = [""] * len(prompts)
-        self._live = Live(
-            console=console,
-            get_renderable=self._table,
-            refresh_per_second=REFRESHES_PER_SECOND,
-            vertical_overflow="visible",
-        )
+        self._live = Live(console=console, get_renderable=self._table, refresh_per_second=REFRESHES_PER_SECOND)
 
     def __enter__(self) -> Self:
         self._live.__enter__()
