@@ -1,0 +1,271 @@
+"""A plan that breaks a rule is refused, names what is wrong, and leaves no trace."""
+
+import math
+
+import numpy as np
+import pytest
+
+from executor_svc.batch import ResidentBatch
+from executor_svc.leases import Lease
+from executor_svc.plan import PlanViolation, read_plan
+from paged.v1.executor_pb2 import RowSampling, StartedRow, StepPlan
+from tests.executor.plans import SESSION, column, make_batch, sampling, schedule, start
+
+
+@pytest.fixture
+def batch_and_lease() -> tuple[ResidentBatch, Lease]:
+    """Row 0 has 6 tokens in blocks 1, 2, of which 4 are computed; row 1 has 4 in block 3 and has sampled one more."""
+    batch, lease = make_batch()
+    plan = StepPlan(started=[start(0, range(10, 16), [1, 2]), start(1, range(20, 24), [3, 4])])
+    batch.apply(read_plan(schedule(plan, (0, 4, False), (1, 4, True))), SESSION, lease)
+    return batch, lease
+
+
+def snapshot(batch: ResidentBatch) -> tuple[object, ...]:
+    columns = (batch.live, batch.num_known, batch.num_sampled, batch.num_computed, batch.num_blocks, batch.num_logprobs)
+    tables = batch.block_tables[:, : batch.block_tables.any(axis=0).sum()]
+    known = tuple(tuple(batch.known_ids(row).tolist()) for row in range(len(batch.live)))
+    return *(tuple(c.tolist()) for c in columns), tuple(map(tuple, tables.tolist())), known
+
+
+def a_good_delta() -> StepPlan:
+    """Changes that are fine by themselves: what follows them in the same plan must undo them all."""
+    return StepPlan(
+        ended_rows=column([1]),
+        started=[start(1, [1, 2], [5])],
+        appended_rows=column([1, 0, 1]),
+        appended_blocks=column([6, 7, 8]),
+        copy_rows=column([0]),
+        copy_sources=column([2]),
+        copy_destinations=column([9]),
+    )
+
+
+def started(**changes: object) -> StartedRow:
+    row = start(2, [1, 2, 3], [5])
+    for name, value in changes.items():
+        setattr(row, name, value)
+    return row
+
+
+def with_sampling(parameters: RowSampling) -> StepPlan:
+    return StepPlan(started=[start(2, [1, 2, 3], [5], parameters=parameters)])
+
+
+VIOLATIONS = {
+    # the shape of columns
+    "a column with a part of an int32": ("ended_rows", StepPlan(ended_rows=b"\0\0\0")),
+    "a started row's ids with a part of an int32": (
+        "started.token_ids",
+        StepPlan(started=[started(token_ids=b"\0" * 5)]),
+    ),
+    "appended blocks without rows": ("appended_blocks", StepPlan(appended_blocks=column([5]))),
+    "copies without destinations": (
+        "copy_destinations",
+        StepPlan(copy_rows=column([0]), copy_sources=column([1])),
+    ),
+    "forks without sampling": ("fork_sampling", StepPlan(fork_parents=column([0]), fork_children=column([2]))),
+    "more tokens than rows": (
+        "scheduled_tokens",
+        StepPlan(scheduled_rows=column([0]), scheduled_tokens=column([1, 1])),
+    ),
+    "a flag that is not 0 or 1": (
+        "scheduled_samples",
+        StepPlan(scheduled_rows=column([0]), scheduled_tokens=column([1]), scheduled_samples=b"\2"),
+    ),
+    # rows
+    "a foreign row ended": ("ended_rows", StepPlan(ended_rows=column([3]))),
+    "a row that does not exist ended": ("ended_rows", StepPlan(ended_rows=column([4]))),
+    "a negative row ended": ("ended_rows", StepPlan(ended_rows=column([-1]))),
+    "a free row ended": ("ended_rows", StepPlan(ended_rows=column([2]))),
+    "a row ended twice": ("ended_rows", StepPlan(ended_rows=column([0, 0]))),
+    "a foreign row started": ("started.row", StepPlan(started=[start(3, [1], [5])])),
+    "a huge row started": ("started.row", StepPlan(started=[start(2**31 - 1, [1], [5])])),
+    "a negative row started": ("started.row", StepPlan(started=[start(-1, [1], [5])])),
+    "a live row started": ("started.row", StepPlan(started=[start(0, [1], [5])])),
+    "a row started twice": ("started.row", StepPlan(started=[start(2, [1], [5]), start(2, [1], [6])])),
+    "a free row appended to": ("appended_rows", StepPlan(appended_rows=column([2]), appended_blocks=column([5]))),
+    "a free row scheduled": ("scheduled_rows", schedule(StepPlan(), (2, 1, False))),
+    "a foreign row scheduled": ("scheduled_rows", schedule(StepPlan(), (3, 1, False))),
+    "a row scheduled after its end": ("scheduled_rows", schedule(StepPlan(ended_rows=column([0])), (0, 1, False))),
+    "a row scheduled twice": ("scheduled_rows", schedule(StepPlan(), (0, 1, False), (0, 1, True))),
+    # forks
+    "a free parent": (
+        "fork_parents",
+        StepPlan(fork_parents=column([2]), fork_children=column([1]), fork_sampling=[sampling()]),
+    ),
+    "a foreign parent": (
+        "fork_parents",
+        StepPlan(fork_parents=column([3]), fork_children=column([2]), fork_sampling=[sampling()]),
+    ),
+    "a foreign child": (
+        "fork_children",
+        StepPlan(fork_parents=column([0]), fork_children=column([3]), fork_sampling=[sampling()]),
+    ),
+    "a child twice": (
+        "fork_children",
+        StepPlan(fork_parents=column([0, 1]), fork_children=column([2, 2]), fork_sampling=[sampling()] * 2),
+    ),
+    "a child that ends at once": (
+        "fork_children",
+        StepPlan(
+            fork_parents=column([0]), fork_children=column([2]), fork_sampling=[sampling()], ended_rows=column([2])
+        ),
+    ),
+    "a child with a bad temperature": (
+        "fork_sampling.temperature",
+        StepPlan(fork_parents=column([0]), fork_children=column([2]), fork_sampling=[sampling(temperature=-1)]),
+    ),
+    # blocks
+    "the executor's own block": ("started.blocks", StepPlan(started=[start(2, [1], [0])])),
+    "a foreign block": ("started.blocks", StepPlan(started=[start(2, [1], [10])])),
+    "a block that does not exist": ("started.blocks", StepPlan(started=[start(2, [1], [12])])),
+    "a block of 2^31 - 1": ("started.blocks", StepPlan(started=[start(2, [1], [2**31 - 1])])),
+    "a block twice in a table": ("started.blocks", StepPlan(started=[start(2, [1], [5, 5])])),
+    "more blocks than the model's length": ("started.blocks", StepPlan(started=[start(2, [1], range(1, 8))])),
+    "a foreign block appended": ("appended_blocks", StepPlan(appended_rows=column([0]), appended_blocks=column([10]))),
+    "a negative block appended": ("appended_blocks", StepPlan(appended_rows=column([0]), appended_blocks=column([-1]))),
+    "a table longer than the model": (
+        "appended_rows",
+        StepPlan(appended_rows=column([0] * 5), appended_blocks=column([5, 6, 7, 8, 9])),
+    ),
+    "a copy from a foreign block": (
+        "copy_sources",
+        StepPlan(copy_rows=column([0]), copy_sources=column([10]), copy_destinations=column([5])),
+    ),
+    "a copy to a foreign block": (
+        "copy_destinations",
+        StepPlan(copy_rows=column([0]), copy_sources=column([1]), copy_destinations=column([10])),
+    ),
+    "a copy from a block that is not in the table": (
+        "copy_sources",
+        StepPlan(copy_rows=column([0]), copy_sources=column([3]), copy_destinations=column([5])),
+    ),
+    "a copy to a block that is copied from": (
+        "copy_destinations",
+        StepPlan(copy_rows=column([0, 1]), copy_sources=column([1, 3]), copy_destinations=column([3, 5])),
+    ),
+    "two copies to one block": (
+        "copy_destinations",
+        StepPlan(copy_rows=column([0, 1]), copy_sources=column([1, 3]), copy_destinations=column([5, 5])),
+    ),
+    "one entry replaced twice": (
+        "copy_rows",
+        StepPlan(copy_rows=column([0, 0]), copy_sources=column([1, 1]), copy_destinations=column([5, 6])),
+    ),
+    # tokens
+    "no tokens": ("started.token_ids", StepPlan(started=[started(token_ids=b"")])),
+    "more tokens than the model's length": ("started.token_ids", StepPlan(started=[start(2, [1] * 25, [5])])),
+    "a token outside the vocabulary": ("started.token_ids", StepPlan(started=[start(2, [1, 100], [5])])),
+    "a negative token": ("started.token_ids", StepPlan(started=[start(2, [1, -1], [5])])),
+    "no prompt": ("started.num_prompt_tokens", StepPlan(started=[started(num_prompt_tokens=0)])),
+    "more prompt than tokens": ("started.num_prompt_tokens", StepPlan(started=[started(num_prompt_tokens=4)])),
+    "nothing left to compute": ("started.num_computed_tokens", StepPlan(started=[started(num_computed_tokens=3)])),
+    "computed tokens without blocks": ("started.blocks", StepPlan(started=[start(2, [1] * 6, [5], num_computed=5)])),
+    "zero tokens scheduled": ("scheduled_tokens", schedule(StepPlan(), (0, 0, False))),
+    "negative tokens scheduled": ("scheduled_tokens", schedule(StepPlan(), (0, -1, False))),
+    "more tokens than exist": ("scheduled_tokens", schedule(StepPlan(), (0, 3, True))),
+    "a second token past what was sampled": ("scheduled_tokens", schedule(StepPlan(), (1, 2, True))),
+    "2^31 - 1 tokens": ("scheduled_tokens", schedule(StepPlan(), (0, 2**31 - 1, True))),
+    "more tokens than the lease": (
+        "scheduled_tokens",
+        schedule(StepPlan(started=[start(2, [1] * 17, [5, 6, 7, 8, 9])]), (2, 17, True)),
+    ),
+    "more tokens than slots": ("scheduled_tokens", schedule(StepPlan(started=[start(2, [1] * 5, [5])]), (2, 5, True))),
+    "a token past the model's length": (
+        "scheduled_tokens",
+        schedule(StepPlan(started=[start(2, [1] * 24, range(4, 10), num_computed=20)]), (2, 4, True)),
+    ),
+    "a sample before the last known token": ("scheduled_samples", schedule(StepPlan(), (0, 1, True))),
+    # sampling
+    "a negative temperature": ("started.sampling.temperature", with_sampling(sampling(temperature=-0.1))),
+    "a temperature that is no number": ("started.sampling.temperature", with_sampling(sampling(temperature=math.nan))),
+    "an infinite temperature": ("started.sampling.temperature", with_sampling(sampling(temperature=math.inf))),
+    "top_p 0": ("started.sampling.top_p", with_sampling(sampling(top_p=0))),
+    "top_p above 1": ("started.sampling.top_p", with_sampling(sampling(top_p=1.5))),
+    "min_p above 1": ("started.sampling.min_p", with_sampling(sampling(min_p=1.5))),
+    "repetition_penalty 0": ("started.sampling.repetition_penalty", with_sampling(sampling(repetition_penalty=0))),
+    "presence_penalty 3": ("started.sampling.presence_penalty", with_sampling(sampling(presence_penalty=3))),
+    "frequency_penalty -3": ("started.sampling.frequency_penalty", with_sampling(sampling(frequency_penalty=-3))),
+    "an end token outside the vocabulary": (
+        "started.sampling.end_token_ids",
+        with_sampling(sampling(end_token_ids=[100])),
+    ),
+    "more log-probabilities than ids": ("started.sampling.logprobs", with_sampling(sampling(logprobs=101))),
+    "sampling that was not set": ("started.sampling.top_p", with_sampling(RowSampling())),
+}
+
+
+@pytest.mark.parametrize("name", VIOLATIONS)
+def test_a_violation_is_refused_by_name_and_leaves_no_trace(
+    name: str, batch_and_lease: tuple[ResidentBatch, Lease]
+) -> None:
+    batch, lease = batch_and_lease
+    place, plan = VIOLATIONS[name]
+    before = snapshot(batch)
+    with pytest.raises(PlanViolation) as refusal:
+        batch.apply(read_plan(plan), SESSION, lease)
+    assert refusal.value.column == place
+    assert snapshot(batch) == before
+
+
+@pytest.mark.parametrize("last", ["scheduled twice", "table too long", "foreign copy"])
+def test_good_changes_before_the_violation_are_undone(last: str, batch_and_lease: tuple[ResidentBatch, Lease]) -> None:
+    batch, lease = batch_and_lease
+    plan = a_good_delta()
+    if last == "scheduled twice":
+        schedule(plan, (0, 1, False), (0, 1, False))
+    elif last == "table too long":
+        plan.appended_rows += column([1] * 4)
+        plan.appended_blocks += column([5] * 4)
+    else:
+        plan.copy_rows += column([1])
+        plan.copy_sources += column([11])
+        plan.copy_destinations += column([4])
+    before = snapshot(batch)
+    with pytest.raises(PlanViolation):
+        batch.apply(read_plan(plan), SESSION, lease)
+    assert snapshot(batch) == before
+    batch.apply(read_plan(a_good_delta()), SESSION, lease)
+    assert batch.block_tables[0, :3].tolist() == [1, 9, 7]
+    assert batch.block_tables[1, :3].tolist() == [5, 6, 8]
+
+
+def test_a_row_may_use_all_of_the_models_length(batch_and_lease: tuple[ResidentBatch, Lease]) -> None:
+    batch, lease = batch_and_lease
+    plan = StepPlan(started=[start(2, [1] * 23, range(4, 10), num_computed=20)])
+    batch.apply(read_plan(schedule(plan, (2, 3, True))), SESSION, lease)
+    assert batch.num_sampled[2] == 1
+    batch.apply(read_plan(schedule(StepPlan(), (2, 1, False))), SESSION, lease)
+    assert batch.num_computed[2] == 24
+
+
+def test_an_empty_plan_changes_nothing(batch_and_lease: tuple[ResidentBatch, Lease]) -> None:
+    batch, lease = batch_and_lease
+    before = snapshot(batch)
+    applied = batch.apply(read_plan(StepPlan()), SESSION, lease)
+    assert not applied.needs_step
+    assert snapshot(batch) == before
+
+
+def test_a_session_ends_with_its_rows_and_no_others(batch_and_lease: tuple[ResidentBatch, Lease]) -> None:
+    batch, _ = batch_and_lease
+    assert batch.end_rows_of(2).tolist() == []
+    assert batch.end_rows_of(SESSION).tolist() == [0, 1]
+    assert not batch.live.any()
+    assert not batch.block_tables.any()
+
+
+def test_a_slot_number_may_pass_32_bits() -> None:
+    from executor_svc.leases import Ownership
+    from executor_svc.plan_checks import Limits
+    from executor_svc.step_builder import build_step
+
+    block = (1 << 23) + 1
+    ownership = Ownership(2, block + 1)
+    lease = Lease(np.array([block], np.int32), np.array([0], np.int32), 16, 2)
+    ownership.lend(SESSION, lease)
+    batch = ResidentBatch(ownership, Limits(vocab_size=10, max_model_len=1000, block_size=300))
+    plan = schedule(StepPlan(started=[start(0, [1, 2, 3], [block])]), (0, 3, True))
+    step = build_step(batch, [batch.apply(read_plan(plan), SESSION, lease)])
+    assert step.slots.tolist() == [block * 300, block * 300 + 1, block * 300 + 2]
