@@ -1,0 +1,50 @@
+# make venv | demo [MODEL=DIR|HUB-ID|FILE.gguf] | test [ARGS="-k word"] | lint | protos | lock
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+PROTOS := $(wildcard protos/paged/v1/*.proto)
+STUBS := paged/v1/inference_pb2.py
+
+# An empty MODEL takes the small one, which is prepared once.
+MODEL ?=
+ARGS ?=
+
+.PHONY: venv demo test lint protos lock
+
+venv: $(INSTALLED) $(STUBS)
+
+$(INSTALLED): pyproject.toml requirements.lock
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet -r requirements.lock
+	$(BIN)/python -m pip install --quiet --no-deps -e .
+	touch $@
+
+# Installing makes the stubs, too; this rule makes them again where a proto has changed since.
+$(STUBS): $(PROTOS) hatch_build.py $(INSTALLED)
+	$(BIN)/python hatch_build.py
+
+protos: $(INSTALLED)
+	$(BIN)/python hatch_build.py
+
+demo: venv
+	$(BIN)/paged demo $(if $(MODEL),--model "$(MODEL)")
+
+test: venv
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/buf lint protos
+
+# Exact versions of all that tests install. Local versions (2.13.0+cpu) are left out: each platform has its own.
+lock:
+	rm -rf .venv-lock
+	$(PYTHON) -m venv .venv-lock
+	.venv-lock/bin/python -m pip install --quiet -e '.[dev]' 'torch==2.13.0'
+	.venv-lock/bin/python -m pip list --format=freeze --exclude-editable --exclude pip --exclude setuptools \
+		| sed 's/+[a-z0-9.]*$$//' > requirements.lock
+	rm -rf .venv-lock
