@@ -18,6 +18,7 @@ from scheduler_svc.text.bundle import BadBundle, Bundle
 
 MAX_RENDERED_CHARS = 64 << 20
 MAX_RENDER_S = 5.0
+MAX_REASON_CHARS = 400
 # Where a render keeps its clock among the template's variables; no template can spell this name.
 _CLOCK = "render clock"
 
@@ -79,9 +80,11 @@ class ChatTemplate:
         except InvalidRequest:
             raise
         except jinja2.TemplateSyntaxError as error:
-            raise _refused(f"cannot be used with this model, whose chat template is broken: {error}") from error
+            raise _refused(
+                f"cannot be used with this model, whose chat template is broken: {_reason(error)}"
+            ) from error
         except Exception as error:  # a template can raise anything that Python can
-            raise _refused(f"is refused by the model's chat template: {error or type(error).__name__}") from error
+            raise _refused(f"is refused by the model's chat template: {_reason(error)}") from error
         return "".join(pieces)
 
     @functools.cached_property
@@ -135,6 +138,11 @@ def _default_template(value: Any) -> str | None:
     if value is not None and not isinstance(value, str):
         raise BadBundle(f"the model's chat template is a {type(value).__name__}, not a text")
     return value
+
+
+def _reason(error: Exception) -> str:
+    # A template may quote a whole conversation; an error travels in headers, which are small.
+    return (str(error) or type(error).__name__)[:MAX_REASON_CHARS]
 
 
 def _refused(reason: str) -> InvalidRequest:

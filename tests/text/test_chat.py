@@ -6,7 +6,7 @@ import time
 import pytest
 
 from scheduler_svc.errors import InvalidRequest
-from scheduler_svc.text.chat import ChatTemplate
+from scheduler_svc.text.chat import MAX_REASON_CHARS, ChatTemplate
 
 HI = [{"role": "user", "content": "hi"}]
 
@@ -56,6 +56,17 @@ def test_a_template_that_does_not_end_is_stopped(source: str) -> None:
 def test_a_template_that_writes_without_end_is_stopped() -> None:
     with pytest.raises(InvalidRequest, match="more than 1000 characters"):
         render("{% for i in range(99999) %}{{ messages[0].content }}{% endfor %}", max_rendered_chars=1000)
+
+
+def test_an_error_does_not_repeat_a_long_conversation() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        render("{{ raise_exception(messages[0].content) }}", [{"role": "user", "content": "x" * 100_000}])
+    assert len(str(caught.value)) < MAX_REASON_CHARS + 100
+
+
+def test_an_error_without_a_message_is_named() -> None:
+    with pytest.raises(InvalidRequest, match="refused by the model's chat template: TemplateError"):
+        render("{{ raise_exception('') }}")
 
 
 def test_a_chat_without_messages_is_a_bad_request() -> None:

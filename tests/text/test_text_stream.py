@@ -24,7 +24,7 @@ def read(stream: TextStream, groups: list[list[int]]) -> tuple[str, str | None, 
 
 @KINDS
 @given(data=st.data(), include=st.booleans(), min_tokens=st.integers(0, 4))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=250, deadline=None)
 def test_the_result_does_not_depend_on_how_tokens_are_grouped(
     kind: str, data: st.DataObject, include: bool, min_tokens: int
 ) -> None:
@@ -48,7 +48,9 @@ def test_the_result_does_not_depend_on_how_tokens_are_grouped(
     else:
         assert used >= min(min_tokens + 1, len(output))
         assert whole.startswith(text if include else text + found)
-        assert min_tokens or not any(stop in expected(tokenizer, prompt, output[: used - 1], True) for stop in stops)
+        # Without its last token, the text had no stop string yet; an unfinished character at its end is not one.
+        before = expected(tokenizer, prompt, output[: used - 1], True).rstrip("\ufffd")
+        assert min_tokens or not any(stop in before for stop in stops)
 
 
 @KINDS
