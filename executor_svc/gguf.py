@@ -13,14 +13,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import structlog
-import torch
 
 from executor_svc.refusal import ModelRefused
 
 log = structlog.get_logger(__name__)
 
 CONVERSION = 1  # raise it when a conversion comes out differently, so that older ones are not taken for it
-_PLAIN_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_PLAIN_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 def converted(gguf_file: Path, cache_dir: Path) -> Path:
@@ -49,6 +48,8 @@ def made_once(directory: Path, make: Callable[[Path], None]) -> Path:
         try:
             make(making)
             making.chmod(0o755)
+            for file in making.iterdir():
+                file.chmod(0o644)
             making.rename(directory)
         finally:
             shutil.rmtree(making, ignore_errors=True)
@@ -57,6 +58,8 @@ def made_once(directory: Path, make: Callable[[Path], None]) -> Path:
 
 def convert(gguf_file: Path, directory: Path) -> None:
     """Write model and tokenizer of `gguf_file` to `directory`. Raises ModelRefused."""
+    # Here and not above: who finds a directory made does not wait for these.
+    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     log.info("gguf_conversion_started", file=str(gguf_file), directory=str(directory))
@@ -77,17 +80,17 @@ def convert(gguf_file: Path, directory: Path) -> None:
     plain.load_state_dict(model.state_dict(), strict=True, assign=True)
     plain.tie_weights()
     plain.generation_config = model.generation_config
-    plain.to(_dtype(gguf_file)).save_pretrained(directory)  # type: ignore[arg-type]  # hidden by a wrapper
+    plain.to(getattr(torch, _dtype(gguf_file))).save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     log.info("gguf_conversion_done", directory=str(directory))
 
 
-def _dtype(gguf_file: Path) -> torch.dtype:
+def _dtype(gguf_file: Path) -> str:
     """The type of the file's matrices where it is a plain one."""
     from gguf import GGUFReader
 
     types = {tensor.tensor_type.name for tensor in GGUFReader(gguf_file).tensors if len(tensor.shape) > 1}
-    return _PLAIN_DTYPES.get(types.pop(), torch.bfloat16) if len(types) == 1 else torch.bfloat16
+    return _PLAIN_DTYPES.get(types.pop(), "bfloat16") if len(types) == 1 else "bfloat16"
 
 
 @contextlib.contextmanager

@@ -35,7 +35,7 @@ class Sequence:
 
 
 class Driver:
-    """Rows 0, 1, … in the order of their start; blocks are handed out from a shuffled list and given back at the end."""
+    """Blocks come from a shuffled list, so that a table is never what it would be in contiguous memory."""
 
     def __init__(self, loaded: LoadedModel, max_rows: int) -> None:
         facts = loaded.facts
