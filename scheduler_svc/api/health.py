@@ -16,7 +16,7 @@ class EngineHealth:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._follower: asyncio.Task[None] | None = None
-        self.servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        self.servicer = health.aio.HealthServicer()
 
     async def start(self) -> None:
         await self._publish(self._engine.ready)
