@@ -12,6 +12,7 @@ _HEARTBEAT_MS = 1000
 _HEARTBEAT_TIMEOUT_MS = 3000
 _RECEIVE_QUEUE = 8  # messages of one peer that wait to be read; times max_message_bytes is what a peer can make us hold
 _SEND_QUEUE = 256
+_LAST_WORDS_MS = 250
 
 
 class EndpointTaken(Exception):
@@ -38,7 +39,6 @@ class Router:
         self._socket = self._context.socket(zmq.ROUTER)
         for option, value in {
             zmq.ROUTER_MANDATORY: 1,
-            zmq.LINGER: 0,
             zmq.HEARTBEAT_IVL: _HEARTBEAT_MS,
             zmq.HEARTBEAT_TIMEOUT: _HEARTBEAT_TIMEOUT_MS,
             zmq.HEARTBEAT_TTL: _HEARTBEAT_TIMEOUT_MS,
@@ -91,7 +91,8 @@ class Router:
         return Sent.QUEUED
 
     def close(self) -> None:
-        self._context.destroy(linger=0)
+        """Last words get a moment to leave; a peer that does not read cannot hold the process up for longer."""
+        self._context.destroy(linger=_LAST_WORDS_MS)
         if self._lock is not None:
             self._lock.close()
 

@@ -1,0 +1,397 @@
+"""An executor process over real ZeroMQ: sessions begin and end by the rules, and nothing a peer sends stops it."""
+
+import hashlib
+import io
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from executor_svc.simulated_text import simulated_continuation
+from paged.v1.executor_pb2 import Fault, GetTokenizer, StepPlan
+from tests.executor.client import PlanClient
+from tests.executor.plans import ids_of, sampling, schedule
+from tests.executor.plans import start as start_row
+from tests.processes import Service, wait_for
+
+PROMPT = [5, 17, 999, 0, 3]
+VOCAB = 32000
+
+
+def prefill(row: int = 0, block: int = 1) -> StepPlan:
+    return schedule(StepPlan(started=[start_row(row, PROMPT, [block])]), (row, len(PROMPT), True))
+
+
+def decode(row: int = 0) -> StepPlan:
+    return schedule(StepPlan(), (row, 1, True))
+
+
+def says_the_oracle(client: PlanClient, count: int = 4, vocab_size: int = VOCAB) -> bool:
+    said = ids_of(client.run(prefill()).sampled_ids)
+    for _ in range(count - 1):
+        said += ids_of(client.run(decode()).sampled_ids)
+    return said == simulated_continuation(PROMPT, count, vocab_size=vocab_size)
+
+
+def test_a_lone_scheduler_is_lent_everything_but_block_0(client: PlanClient) -> None:
+    lease = client.attached.lease
+    assert ids_of(lease.block_ids) == list(range(1, 64))
+    assert ids_of(lease.row_ids) == list(range(8))
+    assert (lease.tokens_per_step, lease.plans_in_flight) == (32, 2)
+    assert client.attached.model.vocab_size == VOCAB
+    assert client.attached.worst_step_ms >= 1
+
+
+def test_plans_are_answered_with_the_oracles_tokens(client: PlanClient) -> None:
+    assert says_the_oracle(client)
+
+
+def test_two_plans_in_flight_are_answered_in_order(client: PlanClient) -> None:
+    client.send_plan(prefill())
+    client.send_plan(decode())
+    results = [client.result(), client.result()]
+    assert [result.step for result in results] == [1, 2]
+    said = [token for result in results for token in ids_of(result.sampled_ids)]
+    assert said == simulated_continuation(PROMPT, 2, vocab_size=VOCAB)
+
+
+def test_logprobs_come_with_the_rows_that_asked(client: PlanClient) -> None:
+    plan = StepPlan(started=[start_row(0, PROMPT, [1], parameters=sampling(logprobs=2)), start_row(1, PROMPT, [2])])
+    result = client.run(schedule(plan, (0, 5, True), (1, 5, True)))
+    assert len(ids_of(result.sampled_ids)) == 2
+    assert ids_of(result.logprob_ids)[0] == ids_of(result.sampled_ids)[0]
+    assert (len(result.logprob_ids), len(result.logprobs), len(result.logprob_ranks)) == (12, 12, 4)
+
+
+def test_an_empty_plan_is_answered_and_runs_no_step(start: Callable[..., Service], tmp_path: Path) -> None:
+    script = tmp_path / "script.json"
+    script.write_text('{"faults": [{"step": 1, "kind": "raise"}]}')
+    with PlanClient(start("--simulate-script", str(script)).address) as client:
+        client.attach()
+        for _ in range(5):
+            assert client.run().sampled_ids == b""
+        client.send_plan(prefill())
+        assert client.fault().scope == Fault.SCOPE_EPOCH
+
+
+@pytest.mark.parametrize(
+    ("numbers", "named"),
+    [
+        ({"step": 3}, "step: 3"),
+        ({"step": 1}, "step: 1"),
+        ({"epoch": 1}, "epoch: 1"),
+        ({"session": 77}, "session: 77"),
+    ],
+    ids=["gap", "repeat", "foreign epoch", "foreign session"],
+)
+def test_a_plan_with_wrong_numbers_ends_the_session(client: PlanClient, numbers: dict[str, int], named: str) -> None:
+    client.run(prefill())
+    client.send_plan(decode(), **numbers)
+    fault = client.fault()
+    assert (fault.scope, fault.session) == (Fault.SCOPE_SESSION, client.attached.session)
+    assert named in fault.reason
+    client.send_plan()
+    assert "attach first" in client.fault().reason
+    client.attach()
+    assert says_the_oracle(client)
+
+
+def test_a_violation_ends_the_session_with_its_reason(client: PlanClient) -> None:
+    client.run(prefill())
+    client.send_plan(schedule(StepPlan(), (0, 2, True)))
+    fault = client.fault()
+    assert (fault.scope, fault.step) == (Fault.SCOPE_SESSION, 2)
+    assert "scheduled_tokens" in fault.reason
+    client.attach()
+    assert says_the_oracle(client), "rows of the session that ended are free"
+
+
+def test_more_plans_than_may_be_in_flight_end_the_session(start: Callable[..., Service]) -> None:
+    with PlanClient(start("--simulate-fixed-us", "300000").address) as client:
+        client.attach()
+        client.send_plan(prefill())
+        for _ in range(3):
+            client.send_plan()
+        message = client.receive()
+        if message.HasField("result"):  # the first was already running when the others came
+            message = client.receive()
+        assert "plans in flight" in message.fault.reason
+
+
+def test_a_plan_without_a_session_is_answered_with_a_fault(executor: Service) -> None:
+    with PlanClient(executor.address) as client:
+        client.send_plan(epoch=5, session=9)
+        fault = client.fault()
+        assert (fault.scope, fault.session) == (Fault.SCOPE_SESSION, 9)
+
+
+def test_a_strangers_plan_does_not_end_the_session_it_names(executor: Service, client: PlanClient) -> None:
+    with PlanClient(executor.address) as stranger:
+        stranger.send_plan(epoch=client.attached.epoch, session=client.attached.session)
+        assert stranger.fault().scope == Fault.SCOPE_SESSION
+    assert says_the_oracle(client)
+
+
+def test_a_known_scheduler_ends_its_older_session(executor: Service, client: PlanClient) -> None:
+    with PlanClient(executor.address) as restarted:
+        attached = restarted.attach("one")
+        assert attached.epoch == client.attached.epoch
+        assert attached.session != client.attached.session
+        assert "attached anew" in client.fault().reason
+        assert says_the_oracle(restarted)
+
+
+def test_a_second_scheduler_waits_until_the_first_detaches(executor: Service, client: PlanClient) -> None:
+    with PlanClient(executor.address) as second:
+        second.ask_to_attach("two")
+        assert second.hears_nothing(0.3)
+        client.run(prefill())
+        client.detach()
+        second.wait_attached()
+        assert says_the_oracle(second)
+
+
+def test_a_waiting_scheduler_that_asks_again_is_let_in_once(executor: Service, client: PlanClient) -> None:
+    with PlanClient(executor.address) as old, PlanClient(executor.address) as new:
+        old.ask_to_attach("two")
+        assert old.hears_nothing(0.2)
+        new.ask_to_attach("two")
+        assert new.hears_nothing(0.2)
+        client.detach()
+        new.wait_attached()
+        assert says_the_oracle(new)
+        assert old.hears_nothing(0.2)
+
+
+@pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_scheduler_that_is_lost_makes_room_for_the_next(start: Callable[..., Service], fate: signal.Signals) -> None:
+    executor = start("--session-timeout-s", "1")
+    command = [sys.executable, "-m", "tests.executor.client", executor.address, "one"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
+        try:
+            assert first.stdout is not None
+            assert first.stdout.readline().strip() == b"1"
+            first.send_signal(fate)
+            with PlanClient(executor.address) as second:
+                assert second.attach("two").session == 2
+                assert says_the_oracle(second)
+        finally:
+            first.kill()
+
+
+def test_a_silent_scheduler_is_ended_and_told(start: Callable[..., Service]) -> None:
+    with PlanClient(start("--session-timeout-s", "0.3").address) as client:
+        client.attach()
+        assert "silent for more than 0.3 s" in client.fault().reason
+
+
+def test_empty_plans_keep_a_session_alive(start: Callable[..., Service]) -> None:
+    with PlanClient(start("--session-timeout-s", "0.6").address) as client:
+        client.attach()
+        for _ in range(6):
+            client.run()
+            assert client.hears_nothing(0.2)
+
+
+def test_another_protocol_version_is_refused_for_good(executor: Service) -> None:
+    with PlanClient(executor.address) as client:
+        client.ask_to_attach("one", version=2)
+        fault = client.fault()
+        assert fault.scope == Fault.SCOPE_REFUSED
+        assert "protocol_version 2" in fault.reason
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[object, ...]:
+        return open, ("bomb", "w")
+
+
+def test_garbage_is_dropped_and_nobody_suffers(executor: Service, client: PlanClient) -> None:
+    with PlanClient(executor.address) as garbage:
+        garbage.send_bytes(pickle.dumps(Bomb()))
+        garbage.send_bytes(b"\xff" * 1000)
+        garbage.send_bytes(b"")
+        garbage.send_bytes(b"several", b"frames")
+        garbage.send_bytes(b"", b"as a REQ socket sends")
+        garbage.send(get_tokenizer=GetTokenizer())
+        assert garbage.receive().HasField("tokenizer_chunk")
+    assert says_the_oracle(client)
+    assert executor.log.count("message_dropped") == 1, "one line for each peer"
+
+
+def test_bytes_that_are_no_zeromq_are_survived(executor: Service, client: PlanClient) -> None:
+    host, port = executor.address.removeprefix("tcp://").split(":")
+    with socket.create_connection((host, int(port))) as raw:
+        raw.sendall(b"\xff\x00\x00\x00\x00\x3b\x9a\xca\x00\x7f" + b"A" * 4096)
+    assert says_the_oracle(client)
+
+
+def test_a_message_above_the_limit_cuts_only_its_sender(start: Callable[..., Service]) -> None:
+    executor = start("--max-message-bytes", "65536")
+    with PlanClient(executor.address) as client, PlanClient(executor.address) as sender:
+        client.attach("one")
+        sender.send_bytes(b"\0" * 65537)
+        sender.ask_to_attach("two")
+        assert says_the_oracle(client)
+
+
+def test_a_failed_step_ends_the_epoch_for_everybody(start: Callable[..., Service], tmp_path: Path) -> None:
+    script = tmp_path / "script.json"
+    script.write_text('{"faults": [{"step": 2, "kind": "raise"}]}')
+    executor = start("--simulate-script", str(script))
+    with PlanClient(executor.address) as client, PlanClient(executor.address) as waiting:
+        old = client.attach("one")
+        waiting.ask_to_attach("two")
+        waiting.wait_until_probed()
+        client.run(prefill())
+        client.send_plan(decode())
+        client.send_plan()
+        fault = client.fault()
+        assert (fault.scope, fault.epoch, fault.step) == (Fault.SCOPE_EPOCH, old.epoch, 2)
+        assert waiting.wait_attached().epoch == old.epoch + 1
+        assert says_the_oracle(waiting)
+    assert "scripted failure" in executor.log
+
+
+def test_an_executor_that_always_fails_gives_up(start: Callable[..., Service], tmp_path: Path) -> None:
+    script = tmp_path / "script.json"
+    script.write_text(f'{{"faults": [{{"row_of_prompt": {PROMPT}, "kind": "raise"}}]}}')
+    executor = start("--simulate-script", str(script))
+    with PlanClient(executor.address) as client:
+        for _ in range(3):
+            client.attach()
+            client.send_plan(prefill())
+            assert client.fault().scope == Fault.SCOPE_EPOCH
+    assert executor.process.wait(10) == 1
+
+
+def test_no_two_processes_count_the_same_epochs(start: Callable[..., Service]) -> None:
+    with PlanClient(start().address) as first, PlanClient(start().address) as second:
+        assert first.attach().epoch != second.attach().epoch
+
+
+def test_the_tokenizer_comes_whole_with_or_without_a_session(start: Callable[..., Service]) -> None:
+    executor = start("--simulate-vocab-size", "200000")
+    with PlanClient(executor.address) as client, PlanClient(executor.address) as other:
+        for asker in (client, other):
+            asker.send(get_tokenizer=GetTokenizer())
+        bundles = []
+        for asker in (client, other):
+            data = b""
+            while True:
+                chunk = asker.receive().tokenizer_chunk
+                assert chunk.offset == len(data)
+                data += chunk.data
+                if len(data) >= chunk.total_bytes:
+                    break
+            bundles.append(data)
+        assert bundles[0] == bundles[1]
+        assert len(bundles[0]) > 256 << 10
+        assert hashlib.sha256(bundles[0]).hexdigest() == client.attach().tokenizer_hash
+        assert "tokenizer.json" in zipfile.ZipFile(io.BytesIO(bundles[0])).namelist()
+
+
+def test_steps_go_on_while_the_tokenizer_is_sent(start: Callable[..., Service]) -> None:
+    executor = start("--simulate-vocab-size", "200000")
+    with PlanClient(executor.address) as client, PlanClient(executor.address) as asker:
+        client.attach()
+        for _ in range(20):
+            asker.send(get_tokenizer=GetTokenizer())
+        assert says_the_oracle(client, vocab_size=200000)
+        assert asker.receive().HasField("tokenizer_chunk")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_cleanly_and_tells_everybody(
+    executor: Service, client: PlanClient, number: signal.Signals
+) -> None:
+    with PlanClient(executor.address) as waiting:
+        waiting.ask_to_attach("two")
+        waiting.wait_until_probed()
+        client.run(prefill())
+        executor.process.send_signal(number)
+        for peer in (client, waiting):
+            fault = peer.fault()
+            assert (fault.scope, fault.reason) == (Fault.SCOPE_SESSION, "shutting down")
+    assert executor.process.wait(10) == 0
+
+
+def test_a_second_signal_ends_it_at_once(start: Callable[..., Service], tmp_path: Path) -> None:
+    script = tmp_path / "script.json"
+    script.write_text('{"faults": [{"step": 1, "kind": "hang"}]}')
+    executor = start("--simulate-script", str(script), "--log-level", "debug")
+    with PlanClient(executor.address) as client:
+        client.attach()
+        client.send_plan(prefill())
+        assert client.hears_nothing(0.2)
+        executor.process.terminate()
+        assert client.hears_nothing(0.2)
+        assert executor.process.poll() is None
+        executor.process.terminate()
+        assert executor.process.wait(10) == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("transport", ["tcp", "ipc"])
+def test_a_restart_takes_over_the_endpoint_of_a_killed_executor(
+    start: Callable[..., Service], transport: str, tmp_path: Path
+) -> None:
+    first = start(endpoint="tcp://127.0.0.1:0" if transport == "tcp" else f"ipc://{tmp_path}/plans")
+    endpoint = first.address
+    first.kill()
+    with PlanClient(start(endpoint=endpoint).address) as client:
+        client.attach()
+        assert says_the_oracle(client)
+
+
+@pytest.mark.parametrize("transport", ["tcp", "ipc"])
+def test_a_second_executor_on_one_endpoint_refuses_to_start(
+    start: Callable[..., Service],
+    transport: str,
+    tmp_path: Path,
+) -> None:
+    first = start(endpoint="tcp://127.0.0.1:*" if transport == "tcp" else f"ipc://{tmp_path}/plans")
+    second = subprocess.run(
+        [sys.executable, "-m", "executor_svc", "--simulate", "--endpoint", first.address],
+        capture_output=True,
+        timeout=30,
+        check=False,
+    )
+    assert second.returncode == 1
+    assert first.address in second.stderr.decode()
+    with PlanClient(first.address) as client:
+        client.attach()
+
+
+def test_it_dies_with_its_parent(tmp_path: Path) -> None:
+    endpoint_file = tmp_path / "endpoint"
+    command = [sys.executable, "-m", "executor_svc", "--simulate", "--endpoint", "tcp://127.0.0.1:0"]
+    command += ["--exit-with-parent", "--endpoint-file", str(endpoint_file)]
+    starter = f"import subprocess, sys; p = subprocess.Popen({command!r}); print(p.pid, flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", starter], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        parent.stdout.readline()
+        wait_for(endpoint_file.exists, "the executor")
+        parent.kill()
+    with PlanClient(endpoint_file.read_text()) as client:
+        client.ask_to_attach("one")
+        assert client.hears_nothing(0.3)
+
+
+def test_the_simulated_executor_never_imports_torch(tmp_path: Path) -> None:
+    endpoint_file = tmp_path / "endpoint"
+    command = [sys.executable, "-X", "importtime", "-m", "executor_svc", "--simulate", "--exit-with-parent"]
+    command += ["--endpoint", "tcp://127.0.0.1:0", "--endpoint-file", str(endpoint_file)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        wait_for(lambda: endpoint_file.exists() or process.poll() is not None, "the executor")
+        process.terminate()
+        assert process.stderr is not None
+        imported = {line.rpartition("|")[2].strip() for line in process.stderr if line.startswith("import time:")}
+    assert process.returncode == 0
+    assert "executor_svc.simulated" in imported
+    assert not imported & {"torch", "transformers", "kernels", "grpc", "tokenizers"}
