@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 VOCAB_SIZE = 320
 WINDOW = 8
-_DECODER = {
+TINY_DECODER = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -36,16 +36,16 @@ def _gpt2() -> transformers.PreTrainedConfig:
 
 def _gemma3() -> transformers.PreTrainedConfig:
     return transformers.Gemma3TextConfig(
-        **_DECODER | {"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 1},
+        **TINY_DECODER | {"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 1},
         head_dim=24, query_pre_attn_scalar=24, sliding_window=WINDOW,
         layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
     )  # fmt: skip
 
 
 CONFIGS = {
-    "llama": lambda: transformers.LlamaConfig(**_DECODER),
-    "qwen3": lambda: transformers.Qwen3Config(**_DECODER, head_dim=24),
-    "mistral": lambda: transformers.MistralConfig(**_DECODER, sliding_window=WINDOW),
+    "llama": lambda: transformers.LlamaConfig(**TINY_DECODER),
+    "qwen3": lambda: transformers.Qwen3Config(**TINY_DECODER, head_dim=24),
+    "mistral": lambda: transformers.MistralConfig(**TINY_DECODER, sliding_window=WINDOW),
     "gemma3": _gemma3,
     "gpt2": _gpt2,
 }

@@ -1,0 +1,270 @@
+"""What is loaded is what was saved, with facts from all the places where models keep them; or it is refused."""
+
+import hashlib
+import io
+import json
+import shutil
+import zipfile
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from executor_svc import loading, memory
+from executor_svc.facts import fingerprint, model_len
+from executor_svc.memory import choose_num_blocks
+from executor_svc.model import load
+from executor_svc.refusal import ModelRefused
+from tests.margin import assert_greedy, reference_logits
+from tests.model.conftest import MAX_ROWS, Model, random_ids, settings_for
+from tests.model.driver import Driver, Sequence, row_sampling
+from tests.model.test_margin import NUM_OUTPUTS, assert_margin, greedy
+from tests.tiny_models import TINY_DECODER, VOCAB_SIZE, save_model, save_tokenizer
+
+
+@pytest.fixture
+def directory(tiny_directories, tmp_path):
+    """A copy of the tiny Llama that a test may change."""
+    return shutil.copytree(tiny_directories["llama"], tmp_path / "llama")
+
+
+def edit_json(file, **changes):
+    content = json.loads(file.read_text()) if file.exists() else {}
+    content.update(changes)
+    file.write_text(json.dumps({name: value for name, value in content.items() if value != "missing"}))
+
+
+def eos_ids(directory) -> list[int]:
+    return list(load(settings_for(directory)).facts.eos_token_ids)
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "expected"),
+    [
+        (5, 5, {5}),
+        (5, [6, 7], {5, 6, 7}),
+        ([5, 6], None, {5, 6}),
+        (None, 7, {7}),
+        (None, None, set()),
+        ([5, 10_000], "missing", {5}),
+    ],
+)
+def test_end_tokens_are_the_union_of_all_places(directory, config, generation, expected):
+    edit_json(directory / "config.json", eos_token_id=config, pad_token_id=None)
+    edit_json(directory / "generation_config.json", eos_token_id=generation)
+    assert set(eos_ids(directory)) == expected | {257}  # the tokenizer's own
+
+
+def test_facts_name_the_model_and_its_limits(directory):
+    loaded = load(settings_for(directory, served_name="small"))
+    facts = loaded.facts
+    assert (facts.name, facts.architecture, facts.dtype) == ("small", "LlamaForCausalLM", "float32")
+    assert (facts.vocab_size, facts.max_model_len, facts.block_size) == (VOCAB_SIZE, 256, 4)
+    assert (facts.bos_token_id, list(facts.eos_token_ids)) == (256, [257])
+    assert loaded.num_blocks == 600
+    assert loaded.warm_up_ms >= 1
+
+
+def test_ids_end_where_the_tokenizer_ends(directory):
+    save_tokenizer(directory, 300)
+    weights = load_file(directory / "model.safetensors")
+    weights["lm_head.weight"][300:] *= 50
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    loaded = load(settings_for(directory))
+    assert loaded.facts.vocab_size == 300
+    sequences = [
+        Sequence([1 + i], 1, row_sampling(temperature=2.0 * (i % 2), seed=i, logprobs=5)) for i in range(MAX_ROWS)
+    ]
+    Driver(loaded, MAX_ROWS).generate(sequences, 10)
+    assert max(max(sequence.outputs) for sequence in sequences) < 300
+    assert max(max(ids) for sequence in sequences for ids, _, _ in sequence.logprobs) < 300
+
+
+@pytest.mark.parametrize("stored_head", [False, True])
+def test_tied_embeddings_are_the_head_whether_it_is_stored_or_not(tmp_path, stored_head):
+    save_model(tmp_path, transformers.LlamaConfig(**TINY_DECODER, tie_word_embeddings=True))
+    if stored_head:
+        weights = load_file(tmp_path / "model.safetensors")
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+        save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    model, sequence = Model(tmp_path), greedy(random_ids(1, 9))
+    Driver(model.loaded, MAX_ROWS).generate([sequence], NUM_OUTPUTS)
+    assert_margin(model, sequence)
+
+
+def test_a_weight_that_is_missing_is_refused_by_name(directory):
+    weights = load_file(directory / "model.safetensors")
+    del weights["lm_head.weight"]
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelRefused, match=r"lm_head\.weight"):
+        load(settings_for(directory))
+
+
+def test_pickled_weights_are_refused(directory):
+    torch.save(load_file(directory / "model.safetensors"), directory / "pytorch_model.bin")
+    (directory / "model.safetensors").unlink()
+    with pytest.raises(ModelRefused, match="cannot be loaded"):
+        load(settings_for(directory))
+
+
+@pytest.mark.parametrize("lost", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_directory_without_an_essential_file_is_refused(directory, lost):
+    (directory / lost).unlink()
+    with pytest.raises(ModelRefused):
+        load(settings_for(directory))
+
+
+@pytest.mark.parametrize("model", ["/nowhere/model", "./nowhere", "/nowhere/model.gguf"])
+def test_a_path_that_leads_nowhere_is_refused(model):
+    with pytest.raises(ModelRefused, match="does not exist"):
+        load(settings_for(model))
+
+
+def test_a_package_of_the_name_of_our_kernels_is_refused(monkeypatch):
+    monkeypatch.setattr(loading.metadata, "version", lambda name: {"kernels": "0.9"}[name])
+    with pytest.raises(ModelRefused, match="pip uninstall kernels"):
+        loading.refuse_foreign_kernels()
+
+
+def test_two_models_in_one_process_do_not_disturb_each_other(tiny_directories):
+    models = [Model(tiny_directories[family]) for family in ("llama", "mistral", "llama")]
+    sequences = [greedy(random_ids(i, 7 + i)) for i in range(3)]
+    drivers = [Driver(model.loaded, MAX_ROWS) for model in models]
+    for driver, sequence in zip(drivers, sequences, strict=True):
+        driver.start(sequence)
+    for _ in range(NUM_OUTPUTS):
+        for driver in drivers:
+            driver.step()
+    for model, sequence in zip(models, sequences, strict=True):
+        assert_margin(model, sequence)
+
+
+def test_a_step_without_samples_does_not_run_the_head(llama):
+    driver, calls = Driver(llama.loaded, MAX_ROWS), []
+    hook = llama.loaded.runner._model.lm_head.register_forward_hook(lambda *call: calls.append(call[2].shape[1]))
+    row = driver.start(Sequence(random_ids(1, 9), 9, row_sampling()))
+    others = [driver.start(Sequence(random_ids(i, 3), 3, row_sampling())) for i in range(2)]
+    assert driver.step(chunk=4, rows=[row]) == {}
+    assert calls == []
+    assert len(driver.step(chunk=4)) == 2
+    hook.remove()
+    assert calls == [2]
+    assert len(others) == 2
+
+
+def test_what_other_sequences_left_in_kv_memory_changes_nothing(llama):
+    prompts = [random_ids(i, 3 + 2 * i) for i in range(5)]
+    outputs = []
+    for poison in (0.0, float("nan"), float("inf")):
+        for cache in llama.loaded.runner._memory.tensors:
+            cache.fill_(poison)
+        sequences = [greedy(prompt) for prompt in prompts]
+        Driver(llama.loaded, MAX_ROWS).generate(sequences, NUM_OUTPUTS, chunk=5)
+        outputs.append([(sequence.outputs, sequence.logprobs) for sequence in sequences])
+    assert outputs[0] == outputs[1] == outputs[2]
+
+
+def test_a_row_that_is_not_finite_ends_alone(directory):
+    weights = load_file(directory / "model.safetensors")
+    weights["model.embed_tokens.weight"][5] = float("nan")
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    loaded = load(settings_for(directory))
+    good = [greedy([1, 2, 3]), greedy([9, 8, 7, 6, 4])]
+    alone = [greedy([1, 2, 3]), greedy([9, 8, 7, 6, 4])]
+    driver = Driver(loaded, MAX_ROWS)
+    rows = [driver.start(good[0]), driver.start(greedy([1, 5, 3])), driver.start(good[1])]
+    assert driver.step()[rows[1]] == -1
+    driver.end(rows[1])
+    driver.run([rows[0], rows[2]], 4)
+    for sequence in alone:
+        Driver(loaded, MAX_ROWS).generate([sequence], 4)
+    assert [sequence.outputs for sequence in good] == [sequence.outputs for sequence in alone]
+
+
+def test_the_bundle_is_the_same_each_time_and_holds_what_a_scheduler_needs(directory):
+    (directory / "chat_template.jinja").write_text("{{ messages }}")
+    first, second = (load(settings_for(directory)).bundle for _ in range(2))
+    assert hashlib.sha256(first).digest() == hashlib.sha256(second).digest()
+    with zipfile.ZipFile(io.BytesIO(first)) as archive:
+        names = archive.namelist()
+        assert names == sorted(names)
+        assert {"tokenizer.json", "tokenizer_config.json", "config.json", "chat_template.jinja"} <= set(names)
+        assert archive.read("tokenizer.json") == (directory / "tokenizer.json").read_bytes()
+        assert not any(name.endswith(".safetensors") for name in names)
+
+
+def test_the_fingerprint_follows_weights_configuration_and_type(directory):
+    before = fingerprint(directory, "float32")
+    assert fingerprint(directory, "float32") == before
+    assert fingerprint(directory, "bfloat16") != before
+    edit_json(directory / "config.json", rms_norm_eps=1e-3)
+    changed = fingerprint(directory, "float32")
+    weights = load_file(directory / "model.safetensors")
+    weights["lm_head.weight"][0, 0] += 1
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    assert len({before, changed, fingerprint(directory, "float32")}) == 3
+
+
+ROPE = {"rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+
+
+@pytest.mark.parametrize(
+    ("rope", "wanted", "expected"),
+    [
+        ({"rope_type": "default", "rope_theta": 1e4}, None, 256),
+        ({"rope_type": "default", "rope_theta": 1e4}, 100, 100),
+        ({"rope_type": "default", "rope_theta": 1e4}, 1000, 256),
+        (ROPE | {"rope_type": "yarn"}, None, 256),
+        (ROPE | {"rope_type": "dynamic"}, None, 32),
+        (ROPE | {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}, 100, 32),
+    ],
+)
+def test_the_longest_sequence_is_what_model_and_cached_keys_allow(rope, wanted, expected):
+    config = transformers.LlamaConfig(**TINY_DECODER, rope_parameters=rope)
+    assert model_len(config, wanted) == expected
+
+
+@pytest.mark.parametrize("rope_type", ["linear", "dynamic", "yarn", "llama3", "longrope"])
+def test_scaled_rotations_are_right_up_to_the_longest_sequence(tmp_path, rope_type):
+    rope = ROPE | {"rope_type": rope_type}
+    if rope_type == "llama3":
+        rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    if rope_type == "longrope":
+        rope |= {"short_factor": [1.0 + i / 8 for i in range(8)], "long_factor": [2.0] * 8}
+    decoder = TINY_DECODER | {"max_position_embeddings": 32 if rope_type == "dynamic" else 128}
+    model = Model(save_model(tmp_path, transformers.LlamaConfig(**decoder, rope_parameters=rope)))
+    most = model.loaded.facts.max_model_len
+    assert most == (32 if rope_type in ("dynamic", "longrope") else 128)
+    sequences = [greedy(random_ids(length, length)) for length in (2, most - NUM_OUTPUTS)]
+    Driver(model.loaded, MAX_ROWS).generate(sequences, NUM_OUTPUTS, chunk=13)
+    assert_margin(model, *sequences)
+
+
+@pytest.mark.parametrize("prompt", [1, 2, 127])
+def test_learned_positions_are_right_to_the_end_of_their_table(tiny_directories, prompt):
+    model = Model(tiny_directories["gpt2"])
+    assert model.loaded.facts.max_model_len == 128
+    sequence = greedy(random_ids(prompt, prompt))
+    Driver(model.loaded, MAX_ROWS).generate([sequence], 128 - prompt, chunk=50)
+    logits = reference_logits(model.reference, sequence.token_ids)
+    assert_greedy(logits, sequence.token_ids, prompt)
+
+
+def test_kv_memory_is_sized_by_count_by_bytes_or_by_what_is_free(monkeypatch):
+    monkeypatch.setattr(memory, "available_bytes", lambda device: 10_000)
+    cpu = torch.device("cpu")
+    assert choose_num_blocks(100, 2_000, cpu, num_blocks=50, kv_bytes=None) == 50
+    assert choose_num_blocks(100, 2_000, cpu, num_blocks=None, kv_bytes=1_234) == 12
+    assert choose_num_blocks(100, 2_000, cpu, num_blocks=None, kv_bytes=None) == 40
+
+
+@pytest.mark.parametrize(("num_blocks", "kv_bytes"), [(81, None), (None, 8_100), (None, 150)])
+def test_kv_memory_that_does_not_fit_is_refused_with_both_sizes(monkeypatch, num_blocks, kv_bytes):
+    monkeypatch.setattr(memory, "available_bytes", lambda device: 10_000)
+    with pytest.raises(ModelRefused, match=r"\d+ bytes are required .* 10000 bytes are available"):
+        choose_num_blocks(100, 2_000, torch.device("cpu"), num_blocks=num_blocks, kv_bytes=kv_bytes)
+
+
+def test_a_sequence_is_never_longer_than_all_blocks_together(directory):
+    assert load(settings_for(directory, num_blocks=11)).facts.max_model_len == 40
