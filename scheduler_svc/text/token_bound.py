@@ -8,19 +8,36 @@ import tokenizers
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
+# What special tokens may swallow next to them: Unicode's White_Space.
+_SPACES = "".join(character for character in map(chr, range(0x3001)) if character.isspace())
+
+
+class TokenBound:
+    """A lower bound of the tokens of a text, a thousand times cheaper than to tokenize it."""
+
+    def __init__(self, library: tokenizers.Tokenizer) -> None:
+        self._max_chars_per_token = max_chars_per_token(library)
+        added = library.get_added_tokens_decoder().values()
+        self._spaces = _SPACES if any(token.lstrip or token.rstrip for token in added) else ""
+
+    def at_least(self, text: str) -> int:
+        """0 where nothing is known."""
+        if self._max_chars_per_token is None:
+            return 0
+        num_chars = len(text) - sum(map(text.count, self._spaces))
+        return -(-num_chars // self._max_chars_per_token)
+
 
 def max_chars_per_token(library: tokenizers.Tokenizer) -> int | None:
     """Upper bound of the characters of a text that one token of it stands for; None where there is no bound.
 
     There is one where every part of a text ends up in a token: BPE over all 256 bytes, without steps that remove
-    text. (An unknown word that becomes one token, or a special token that swallows the spaces next to it, has no
-    bound.)
+    text. (An unknown word that becomes one token has no bound.) Spaces next to a special token that swallows them do
+    not count.
     """
     steps = [*_steps(component(library.normalizer)), *_steps(component(library.pre_tokenizer))]
     shrinkage = [_most_chars_for_one(step) for step in steps]
     if None in shrinkage or not _covers_all_bytes(library, steps):
-        return None
-    if any(token.lstrip or token.rstrip for token in library.get_added_tokens_decoder().values()):
         return None
     size = library.get_vocab_size(with_added_tokens=True)
     # One id at a time: the whole vocabulary as Python objects would take tens of megabytes.

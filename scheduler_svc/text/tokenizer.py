@@ -8,7 +8,7 @@ from scheduler_svc.text.chat import ChatTemplate, chat_template_source
 from scheduler_svc.text.decoders import IncrementalDecoder, decoder_maker
 from scheduler_svc.text.memory import release_unused_memory
 from scheduler_svc.text.special_tokens import add_missing_tokens, special_token_texts
-from scheduler_svc.text.token_bound import max_chars_per_token
+from scheduler_svc.text.token_bound import TokenBound
 
 # After a text of this size the library's freed memory is worth giving back.
 _LARGE_TEXT_CHARS = 1 << 20
@@ -20,7 +20,7 @@ class Tokenizer:
     def __init__(self, library: tokenizers.Tokenizer, chat_template: ChatTemplate | None) -> None:
         self._library = library
         self._chat_template = chat_template
-        self._max_chars_per_token = max_chars_per_token(library)
+        self._bound = TokenBound(library)
         self._decoder_makers = {skip: decoder_maker(library, skip) for skip in (False, True)}
 
     @classmethod
@@ -82,9 +82,7 @@ class Tokenizer:
 
         0 where nothing is known, as with tokenizers that drop or merge parts of a text.
         """
-        if self._max_chars_per_token is None:
-            return 0
-        return -(-len(text) // self._max_chars_per_token)
+        return self._bound.at_least(text)
 
     def _encode(self, text: str, add_special_tokens: bool, field: str) -> list[int]:
         try:

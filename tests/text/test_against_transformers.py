@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from scheduler_svc.text.tokenizer import Tokenizer
@@ -161,12 +160,3 @@ def test_special_tokens_may_be_named_in_a_map_of_their_own(tmp_path: Path) -> No
     files = {"special_tokens_map.json": named, "chat_template.jinja": "{{ bos_token }}|{{ eos_token }}"}
     ours = Tokenizer.from_bundle(bundle_of(KINDS["byte_level"], files))
     assert ours.decode(ours.encode_chat(TURNS), skip_special_tokens=False) == "<s>|</s>"
-
-
-def test_added_tokens_may_swallow_spaces() -> None:
-    library = type(KINDS["byte_level"]).from_str(KINDS["byte_level"].to_str())
-    library.add_special_tokens([AddedToken("<mask>", lstrip=True)])
-    ours = Tokenizer.from_bundle(bundle_of(library))
-    text = " " * 1000 + "<mask>"
-    assert len(ours.encode(text)) == 1
-    assert ours.lower_bound_tokens(text) <= 1

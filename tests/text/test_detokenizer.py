@@ -91,12 +91,15 @@ def test_no_piece_has_a_broken_character(kind: str, size: int, skip: bool) -> No
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
-def test_a_character_begun_in_the_prompt_is_delivered_by_the_output(kind: str) -> None:
+@pytest.mark.parametrize("num_in_prompt", [1, 2, 3])
+def test_a_character_begun_in_the_prompt_is_delivered_by_the_output(kind: str, num_in_prompt: int) -> None:
     tokenizer = tokenizer_of(kind)
+    before = tokenizer.encode("fox", add_special_tokens=False)
     ids = tokenizer.encode("😀", add_special_tokens=False)
     assert len(ids) == 4
-    assert "".join(streamed(tokenizer, ids[:2], [ids[2:]])) == "😀"
-    assert "".join(streamed(tokenizer, ids[:2], [tokenizer.encode("x", add_special_tokens=False)])) == "x"
+    prompt, rest = before + ids[:num_in_prompt], ids[num_in_prompt:]
+    assert "".join(streamed(tokenizer, prompt, [rest])) == "😀"
+    assert "".join(streamed(tokenizer, prompt, [tokenizer.encode("x", add_special_tokens=False)])) == "x"
 
 
 @ALL_KINDS

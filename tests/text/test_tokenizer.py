@@ -1,5 +1,6 @@
 """What a prompt costs is known before it is tokenized, and tokenizing holds up nobody: C7.10, C10.3."""
 
+import functools
 import threading
 import time
 
@@ -7,7 +8,7 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import models, normalizers
+from tokenizers import AddedToken, models, normalizers
 
 from scheduler_svc.errors import InvalidRequest
 from scheduler_svc.text.tokenizer import Tokenizer
@@ -35,6 +36,28 @@ def test_the_bound_holds_where_characters_are_composed(text: str) -> None:
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback", "byte_fallback_strip"])
 def test_a_prompt_of_20_mb_is_known_to_be_too_long_for_4k_tokens(kind: str) -> None:
     assert tokenizer_of(kind).lower_bound_tokens("a" * 20_000_000) > 4096
+
+
+@given(text=st.text(alphabet=" \n\t\u3000\xa0<mask>x", max_size=100))
+@settings(max_examples=200, deadline=None)
+def test_the_bound_holds_where_special_tokens_swallow_spaces(text: str) -> None:
+    tokenizer = swallower()
+    text = text.replace("x", "<mask>")
+    assert len(tokenizer.encode(text)) >= tokenizer.lower_bound_tokens(text)
+
+
+def test_spaces_that_a_special_token_swallows_do_not_count() -> None:
+    text = " " * 1000 + "<mask>" + "\u3000\n" * 1000
+    assert len(swallower().encode(text)) == 1
+    assert swallower().lower_bound_tokens(text) == 1
+    assert swallower().lower_bound_tokens("a" * 20_000_000) > 4096
+
+
+@functools.cache
+def swallower() -> Tokenizer:
+    library = tokenizers.Tokenizer.from_str(KINDS["byte_level"].to_str())
+    library.add_special_tokens([AddedToken("<mask>", lstrip=True, rstrip=True)])
+    return Tokenizer(library, None)
 
 
 @pytest.mark.parametrize("kind", ["word_piece", "metaspace"])
