@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from executor_svc.simulated_memory import SlotMemory, UnwrittenSlot
 from executor_svc.simulated_script import Script, ScriptedFault
-from executor_svc.simulated_text import UInt64s, coefficients, draw_keys, length_keys, mix, pass_over, token_logprobs
+from executor_svc.simulated_text import UInt64s, draw_keys, length_keys, mix, pass_over, token_logprobs
 from executor_svc.step import Int32s, Logprobs, RowStart, Step, StepOutput
 from paged.v1 import executor_pb2
 
-UNWRITTEN = -1
-_SLOTS_PER_GATHER = 1 << 21  # bounds the memory of one gather
+_NO_TOKEN = -1
 
 
 class SimulatedFailure(Exception):
@@ -53,7 +53,7 @@ class _RowColumns:
     """What the runner keeps for each row."""
 
     def __init__(self, num_rows: int) -> None:
-        self.last_token = np.full(num_rows, UNWRITTEN, np.int32)
+        self.last_token = np.full(num_rows, _NO_TOKEN, np.int32)
         self.num_prompt = np.zeros(num_rows, np.int32)
         self.min_tokens = np.zeros(num_rows, np.int64)
         self.draws = np.zeros(num_rows, np.bool_)  # temperature above 0
@@ -91,23 +91,21 @@ class SimulatedRunner:
         latency: Latency | None = None,
         script: Script | None = None,
     ) -> None:
-        self._block_size = block_size
         self._vocab_size = vocab_size
         self._latency = latency or Latency()
         self._faults = script.faults if script else ()
         self._replies = {reply.prompt: reply.output for reply in script.replies} if script else {}
         named = {fault.row_of_prompt for fault in self._faults if fault.row_of_prompt is not None}
         self._special_prompts = named | self._replies.keys()
-        self._ids = np.full((num_blocks, block_size), UNWRITTEN, np.int32)
-        self._slots = self._ids.reshape(-1)
+        self._memory = SlotMemory(num_blocks, block_size)
         self._rows = _RowColumns(num_rows)
-        self._coefficients, self._length_keys = coefficients(64 * block_size), length_keys(64 * block_size)
+        self._length_keys = length_keys(64 * block_size)
         self._num_steps = 0
 
     def start_rows(self, starts: list[RowStart]) -> None:
         rows = self._rows
         for start in starts:
-            rows.last_token[start.row] = UNWRITTEN
+            rows.last_token[start.row] = _NO_TOKEN
             rows.num_prompt[start.row] = start.num_prompt
             rows.set_sampling(start.row, start.sampling)
             prompt = tuple(start.token_ids[: start.num_prompt].tolist()) if self._special_prompts else ()
@@ -126,11 +124,11 @@ class SimulatedRunner:
         rows.note_changes()
 
     def end_rows(self, rows: Int32s) -> None:
-        self._rows.last_token[rows] = UNWRITTEN
+        self._rows.last_token[rows] = _NO_TOKEN
         self._rows.special[rows] = False
 
     def reset(self) -> None:
-        self._slots[:] = UNWRITTEN
+        self._memory.clear()
         self._rows = _RowColumns(len(self._rows.last_token))
 
     def run(self, step: Step) -> StepOutput:
@@ -138,7 +136,7 @@ class SimulatedRunner:
         self._num_steps += 1
         failing = self._fail_as_scripted(step) if self._faults else None
         if len(step.copy_sources):
-            self._ids[step.copy_destinations] = self._ids[step.copy_sources]
+            self._memory.copy(step.copy_sources, step.copy_destinations)
         self._write(step)
         sampled = self._sample(step)
         logprobs = self._logprobs(sampled)
@@ -157,13 +155,21 @@ class SimulatedRunner:
             ids = np.where(unknown, self._rows.last_token[owners], ids)
             if ids.min() < 0:
                 raise SimulatedFailure(f"row {owners[ids.argmin()]} computes a token before one was sampled")
-        self._slots[step.slots] = ids
+        self._memory.write(step.slots, ids)
 
     def _sample(self, step: Step) -> _Sampled:
         rows, tables, lengths = step.rows, step.block_tables, step.context_lens
         if not step.samples.all():
             rows, tables, lengths = rows[step.samples], tables[step.samples], lengths[step.samples]
-        hashes = mix(self._contexts(rows, tables, lengths) ^ self._length_keys[lengths])
+        if not len(rows):
+            return _Sampled(rows, np.empty(0, np.uint64), rows)
+        try:
+            contexts = self._memory.contexts(tables, lengths)
+        except UnwrittenSlot as error:
+            raise SimulatedFailure(f"row {rows[error.row]} with a context of {lengths[error.row]}: {error}") from error
+        if (longest := int(lengths.max())) >= len(self._length_keys):
+            self._length_keys = length_keys(2 * longest)
+        hashes = mix(contexts ^ self._length_keys[lengths])
         if self._rows.any_draw:
             hashes = np.where(self._rows.draws[rows], mix(hashes ^ self._rows.draw_key[rows]), hashes)
         tokens = (hashes % np.uint64(self._vocab_size)).astype(np.int32)
@@ -181,26 +187,6 @@ class SimulatedRunner:
             num_output = lengths[i] - self._rows.num_prompt[rows[i]]
             if num_output < len(reply):
                 tokens[i] = reply[num_output]
-
-    def _contexts(self, rows: Int32s, tables: Int32s, lengths: Int32s) -> UInt64s:
-        """Sum of id times coefficient over positions 0 .. length - 1 of each row, read through its table: [num_rows]"""
-        width = tables.shape[1] * self._block_size
-        if width > len(self._coefficients):
-            self._coefficients, self._length_keys = coefficients(2 * width), length_keys(2 * width)
-        positions = np.arange(width, dtype=np.int32)
-        full = int(lengths.min()) if len(lengths) else 0  # every row sees the positions before this one
-        contexts = np.empty(len(rows), np.uint64)
-        at_once = max(1, _SLOTS_PER_GATHER // max(1, width))
-        for begin in range(0, len(rows), at_once):
-            part = slice(begin, begin + at_once)
-            ids = self._ids.take(tables[part], axis=0).reshape(-1, width)
-            ids[:, full:] *= positions[full:] < lengths[part, None]
-            if ids.min(initial=0) < 0:
-                at = int(ids.min(axis=1).argmin())
-                found = f"row {rows[begin + at]} reads position {ids[at].argmin()}"
-                raise SimulatedFailure(f"{found} of {lengths[begin + at]}, whose slot was never written")
-            contexts[part] = np.einsum("ij,j->i", ids.astype(np.uint64), self._coefficients[:width])
-        return contexts
 
     def _logprobs(self, sampled: _Sampled) -> Logprobs | None:
         if not self._rows.any_logprobs:

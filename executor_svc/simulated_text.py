@@ -1,17 +1,18 @@
 """What the simulated model says: the next token is a hash of the whole context.
 
-    context = sum over positions p of id[p] * coefficient(p)          (modulo 2^64, coefficients odd)
+    context = sum over positions p of id[p] * R^p                     (modulo 2^64)
     h       = mix(context ^ mix(length))                              length counts the tokens of the context
-    h       = mix(h ^ mix(seed + GOLDEN * (index + 1)))               only when temperature > 0
+    h       = mix(h ^ mix(seed + R * (index + 1)))                    only when temperature > 0
     token   = h mod vocabulary size
 
-An id changed at one position always changes `context`, because an odd number times a difference below 2^64 is never 0.
-While a row has fewer output tokens than min_tokens, end tokens are passed over: the next id up, wrapping around.
+R is odd, so an id changed at one position always changes `context`: an odd number times a difference below 2^64 is
+never 0. While a row has fewer output tokens than min_tokens, end tokens are passed over: the next id up, wrapping
+around.
 
 Log-probabilities are as arbitrary, and as exact: with u = (h >> 48) / 65536 the j-th most likely token (j from 1) is
 (token + j - 1) mod vocabulary size at -(j - 1 + u), the drawn one being the first.
 
-The same functions serve the runner (arrays over rows) and tests or benchmarks (one sequence, without any blocks).
+The runner computes this for arrays of rows; `SimulatedText` for one sequence, in plain integers and without blocks.
 """
 
 from collections.abc import Collection, Sequence
@@ -23,7 +24,8 @@ from executor_svc.step import Int32s
 
 UInt64s = NDArray[np.uint64]
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+R = 0x9E3779B97F4A7C15  # 5 modulo 8: no odd number has more different powers modulo 2^64
+_WORD = (1 << 64) - 1
 
 
 def mix(values: UInt64s) -> UInt64s:
@@ -33,9 +35,11 @@ def mix(values: UInt64s) -> UInt64s:
     return values ^ (values >> np.uint64(31))
 
 
-def coefficients(num_positions: int) -> UInt64s:
-    """One odd number for each position from 0 on."""
-    return mix(np.arange(1, num_positions + 1, dtype=np.uint64) * _GOLDEN) | np.uint64(1)
+def powers(count: int, stride: int = 1) -> UInt64s:
+    """R^0, R^stride, R^(2 * stride), ...: [count]."""
+    factors = np.full(count, pow(R, stride, 1 << 64), np.uint64)
+    factors[:1] = 1
+    return np.cumprod(factors)
 
 
 def length_keys(longest: int) -> UInt64s:
@@ -45,7 +49,14 @@ def length_keys(longest: int) -> UInt64s:
 
 def draw_keys(seeds: UInt64s, indices: UInt64s) -> UInt64s:
     """What a row with a temperature contributes to its hashes."""
-    return mix(seeds + _GOLDEN * (indices + np.uint64(1)))
+    return mix(seeds + np.uint64(R) * (indices + np.uint64(1)))
+
+
+def mix_one(value: int) -> int:
+    """`mix` of one integer."""
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _WORD
+    value = (value ^ value >> 27) * 0x94D049BB133111EB & _WORD
+    return value ^ value >> 31
 
 
 def pass_over(token: int, end_token_ids: Collection[int], vocab_size: int) -> int:
@@ -90,17 +101,16 @@ class SimulatedText:
         self._min_tokens = min_tokens
         self._end_token_ids = frozenset(end_token_ids)
         self._reply = reply
-        key = draw_keys(np.array([seed], np.uint64), np.array([index], np.uint64))
-        self._key = key if temperature > 0 else None
-        self._coefficients = coefficients(max(64, 2 * len(prompt_ids)))
-        ids = np.array(self.token_ids, np.uint64)
-        self._context = ids @ self._coefficients[: len(ids)] if len(ids) else np.uint64(0)
+        self._key = mix_one(seed + R * (index + 1) & _WORD) if temperature > 0 else None
+        self._context = 0
+        self._power = 1
+        for token in self.token_ids:
+            self._add(token)
 
     def context_hash(self) -> int:
         """The hash `h` that the next token comes from."""
-        length = np.array([len(self.token_ids)], np.uint64)
-        h = mix(np.array([self._context], np.uint64) ^ mix(length))
-        return int((h if self._key is None else mix(h ^ self._key))[0])
+        h = mix_one(self._context ^ mix_one(len(self.token_ids)))
+        return h if self._key is None else mix_one(h ^ self._key)
 
     def next_token(self) -> int:
         num_output = len(self.token_ids) - self._num_prompt
@@ -109,16 +119,13 @@ class SimulatedText:
             token = pass_over(token, self._end_token_ids, self._vocab_size)
         if num_output < len(self._reply):
             token = self._reply[num_output]
-        self._append(token)
+        self._add(token)
+        self.token_ids.append(token)
         return token
 
-    def _append(self, token: int) -> None:
-        position = len(self.token_ids)
-        if position >= len(self._coefficients):
-            self._coefficients = coefficients(2 * position)
-        added = np.array([token], np.uint64) * self._coefficients[position : position + 1]
-        self._context = (np.array([self._context], np.uint64) + added)[0]  # arrays wrap around without a warning
-        self.token_ids.append(token)
+    def _add(self, token: int) -> None:
+        self._context = (self._context + token * self._power) & _WORD
+        self._power = self._power * R & _WORD
 
 
 def simulated_continuation(

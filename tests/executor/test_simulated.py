@@ -135,7 +135,7 @@ def test_a_wrong_block_in_the_table_changes_the_text(rows: Rows) -> None:
 
 def test_reading_a_slot_that_was_never_written_raises(rows: Rows) -> None:
     rows.start(0, PROMPT, [1, 2, 3], computed=4)  # says that block 1 is computed; nobody has
-    with pytest.raises(SimulatedFailure, match="position 0 of 6, whose slot was never written"):
+    with pytest.raises(SimulatedFailure, match="row 0 with a context of 6: slot 4 of position 0 was never written"):
         rows.run((0, 2, True))
 
 
