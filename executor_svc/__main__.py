@@ -10,7 +10,7 @@ from executor_svc import logs
 from executor_svc.loaded import LoadedModel
 from executor_svc.process import Stopper, die_with_parent, write_whole
 from executor_svc.router import EndpointTaken, Router
-from executor_svc.service import Service
+from executor_svc.service import PROBE_S, Service
 from executor_svc.settings import ExecutorSettings, parse, refuse
 from executor_svc.tokenizer_sender import num_chunks
 
@@ -29,13 +29,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         router = Router(
             settings.endpoint,
             max_message_bytes=settings.max_message_bytes,
+            longest_wait_ms=round(PROBE_S * 1e3),
             extra_send_queue=num_chunks(model.bundle),
         )
     except EndpointTaken as error:
         log.error("not_listening", reason=str(error))
         return 1
     try:
-        router.wake_on(stopper.wakeup)
         service = Service(settings, model, router, stopper)
         if settings.endpoint_file is not None:
             write_whole(settings.endpoint_file, router.endpoint)

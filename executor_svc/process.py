@@ -3,7 +3,6 @@
 import ctypes
 import os
 import signal
-import socket
 import sys
 import tempfile
 from pathlib import Path
@@ -17,10 +16,6 @@ class Stopper:
 
     def __init__(self) -> None:
         self.requested = False
-        self.wakeup, written = socket.socketpair()  # readable from the first signal on: ends a wait for messages
-        written.setblocking(False)
-        self._written = written
-        signal.set_wakeup_fd(written.fileno())
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
 

@@ -2,7 +2,6 @@
 
 import enum
 import fcntl
-import socket
 from pathlib import Path
 from typing import IO
 
@@ -33,7 +32,9 @@ class Router:
     `extra_send_queue` are messages that a peer may be sent in one go besides the ordinary ones.
     """
 
-    def __init__(self, endpoint: str, *, max_message_bytes: int, extra_send_queue: int = 0) -> None:
+    def __init__(
+        self, endpoint: str, *, max_message_bytes: int, longest_wait_ms: int, extra_send_queue: int = 0
+    ) -> None:
         self._lock = _lock_ipc_path(endpoint)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -42,6 +43,7 @@ class Router:
             zmq.HEARTBEAT_IVL: _HEARTBEAT_MS,
             zmq.HEARTBEAT_TIMEOUT: _HEARTBEAT_TIMEOUT_MS,
             zmq.HEARTBEAT_TTL: _HEARTBEAT_TIMEOUT_MS,
+            zmq.RCVTIMEO: longest_wait_ms,
             zmq.MAXMSGSIZE: max_message_bytes,
             zmq.RCVHWM: _RECEIVE_QUEUE,
             zmq.SNDHWM: _SEND_QUEUE + extra_send_queue,
@@ -53,21 +55,14 @@ class Router:
             self.close()
             raise EndpointTaken(f"cannot listen on {endpoint}: {error.strerror}") from error
         self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
 
-    def wake_on(self, wakeup: socket.socket) -> None:
-        """`wait` returns early when this can be read."""
-        self._poller.register(wakeup, zmq.POLLIN)
+    def receive(self, *, wait: bool) -> tuple[bytes, bytes | None] | None:
+        """A peer and its message (None if it is not a single frame), or None where none has come.
 
-    def wait(self, timeout_ms: int) -> bool:
-        """Whether a message waits; returns after timeout_ms at the latest."""
-        return any(source is self._socket for source, _ in self._poller.poll(timeout_ms))
-
-    def receive(self) -> tuple[bytes, bytes | None] | None:
-        """A peer and its message (None if it is not a single frame), or None where no message waits."""
+        Waits for one, if asked to, for longest_wait_ms; a signal does not cut that short.
+        """
         try:
-            peer = self._socket.recv(zmq.NOBLOCK)
+            peer = self._socket.recv() if wait else self._socket.recv(zmq.NOBLOCK)
         except zmq.Again:
             return None
         frames = 0
@@ -76,6 +71,10 @@ class Router:
             payload = self._socket.recv()
             frames += 1
         return peer, payload if frames == 1 else None
+
+    def readable(self) -> bool:
+        """Whether another message has come."""
+        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
     def send(self, peer: bytes, payload: bytes) -> Sent:
         # Decided by the first frame; large payloads are shared with ZeroMQ's thread instead of copied.

@@ -26,7 +26,7 @@ from paged.v1 import executor_pb2
 
 MAX_EPOCHS_WITHOUT_STEP = 3
 _MESSAGES_PER_TURN = 256
-_PROBE_S = 0.25
+PROBE_S = 0.25  # longest wait for a message, too
 
 _log = structlog.get_logger()
 
@@ -83,26 +83,31 @@ class Service:
 
     def _turn(self) -> None:
         # Read before judging silence: after a long step, or a stop of the process, heartbeats wait in the socket.
-        busy = self._sessions.have_plans() or self._tokenizer.busy()
-        timeout_ms = 0 if busy else round(_PROBE_S * 1e3)
-        quiet = not self._router.wait(timeout_ms) or self._receive_waiting()
+        all_read = self._receive_waiting()
         if self._sessions.have_plans():
             self._step()
         if self._tokenizer.busy():
             self._tokenizer.send_some()
         now = time.monotonic()
-        if quiet and now >= self._next_probe:
-            self._next_probe = now + _PROBE_S
+        if all_read and now >= self._next_probe:
+            self._next_probe = now + PROBE_S
             self._sessions.probe(now)
 
     def _receive_waiting(self) -> bool:
-        """Handle the messages that wait, up to a bound. Returns whether that were all."""
+        """Handle the messages that have come, waiting for one where there is nothing else to do.
+
+        Returns whether none is left.
+        """
+        busy = self._sessions.have_plans() or self._tokenizer.busy()
+        received = self._router.receive(wait=not busy)
         now = time.monotonic()
         for _ in range(_MESSAGES_PER_TURN):
-            received = self._router.receive()
             if received is None:
                 return True
             self._handle(*received, now)
+            if not self._router.readable():
+                return True
+            received = self._router.receive(wait=False)
         return False
 
     def _handle(self, peer: bytes, payload: bytes | None, now: float) -> None:
