@@ -1,21 +1,22 @@
 """The resident batch: what the executor knows of each row, changed by plans and by nothing else."""
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
+from executor_svc.applied_plan import AppliedPlan
 from executor_svc.leases import Lease, Ownership
 from executor_svc.plan import PlanColumns, PlanViolation, read_int32s
 from executor_svc.plan_checks import (
     Limits,
     check_disjoint,
+    check_in_range,
     check_live,
     check_owned,
     check_sampling,
     check_started,
     check_unique,
 )
+from executor_svc.schedule_check import Schedule
 from executor_svc.step import Int32s, RowStart
 from paged.v1 import executor_pb2
 
@@ -23,30 +24,6 @@ _EMPTY = np.empty(0, np.int32)
 _LIVE, _NUM_KNOWN, _NUM_SAMPLED, _NUM_COMPUTED, _NUM_BLOCKS, _NUM_LOGPROBS = range(6)
 NO_LOGPROBS = -1
 _FIRST_TABLE_WIDTH = 16
-
-
-@dataclass(frozen=True, slots=True)
-class AppliedPlan:
-    """What a plan asks of the runner, now that the batch has taken it: row changes in their order, then the work.
-
-    int32 columns; row i computes `tokens[i]` tokens from position `first_positions[i]` on.
-    """
-
-    fork_parents: Int32s
-    fork_children: Int32s
-    fork_sampling: list[executor_pb2.RowSampling]
-    ended_rows: Int32s
-    starts: list[RowStart]
-    copy_sources: Int32s
-    copy_destinations: Int32s
-    rows: Int32s
-    first_positions: Int32s
-    tokens: Int32s
-    samples: NDArray[np.bool_]
-
-    @property
-    def needs_step(self) -> bool:
-        return bool(len(self.rows) or len(self.copy_sources))
 
 
 class ResidentBatch:
@@ -63,7 +40,7 @@ class ResidentBatch:
         self._state = np.zeros((6, num_rows), np.int32)
         self._tables = np.zeros((num_rows, min(_FIRST_TABLE_WIDTH, limits.blocks_per_row)), np.int32)
         self._known: list[Int32s] = [_EMPTY] * num_rows
-        self._seen_at = np.zeros(num_rows, np.int32)  # scratch: finds rows that are scheduled twice
+        self._seen_at = np.zeros(num_rows, np.int32)  # scratch: where in the schedule a row was last seen
 
     @property
     def block_size(self) -> int:
@@ -115,9 +92,9 @@ class ResidentBatch:
 
     def apply(self, plan: PlanColumns, session: int, lease: Lease) -> AppliedPlan:
         """Take a plan's changes in their stated order. Raises PlanViolation, and then nothing has changed."""
-        touched = self._touched_rows(plan, session)
-        if not len(touched):
+        if not plan.changes_rows:
             return self._apply(plan, session, lease)
+        touched = self._touched_rows(plan, session)
         state, tables = self._state[:, touched], self._tables[touched]
         known = [self._known[row] for row in touched] if plan.moves_rows else None
         try:
@@ -153,7 +130,7 @@ class ResidentBatch:
             self._append(plan, session)
         if len(plan.copy_rows):
             self._copy(plan, session)
-        first_positions = self._schedule(plan, session, lease) if len(plan.scheduled_rows) else _EMPTY
+        first, ends, known = self._schedule(plan, session, lease)
         return AppliedPlan(
             fork_parents=plan.fork_parents,
             fork_children=plan.fork_children,
@@ -163,8 +140,9 @@ class ResidentBatch:
             copy_sources=plan.copy_sources,
             copy_destinations=plan.copy_destinations,
             rows=plan.scheduled_rows,
-            first_positions=first_positions,
-            tokens=plan.scheduled_tokens,
+            first_positions=first,
+            ends=ends,
+            num_known=known,
             samples=plan.scheduled_samples,
         )
 
@@ -239,45 +217,38 @@ class ResidentBatch:
             raise PlanViolation("copy_rows", "the same entry twice", "may be replaced once")
         self._tables[rows, places] = destinations
 
-    def _schedule(self, plan: PlanColumns, session: int, lease: Lease) -> Int32s:
-        """Check the schedule against the rows as they are now, then advance them. Returns first positions."""
+    def _schedule(self, plan: PlanColumns, session: int, lease: Lease) -> tuple[Int32s, Int32s, Int32s]:
+        """Check the schedule against the rows as they are now, then advance them.
+
+        Returns first positions, ends and numbers of known ids.
+        """
         rows, tokens, samples = plan.scheduled_rows, plan.scheduled_tokens, plan.scheduled_samples
-        check_owned("scheduled_rows", rows, self._ownership.of_row, session)
-        self._check_scheduled_once(rows)
-        if tokens.min() < 1:
-            raise PlanViolation("scheduled_tokens", f"{tokens.min()} for row {rows[tokens.argmin()]}", "at least 1")
+        if not len(rows):
+            return _EMPTY, _EMPTY, _EMPTY
+        check_in_range("scheduled_rows", rows, len(self._known))
         total = int(tokens.sum(dtype=np.int64))
         if total > lease.tokens_per_step:
             raise PlanViolation("scheduled_tokens", f"{total} in all", f"the lease has {lease.tokens_per_step} a step")
-        live, known, sampled, first, blocks, _ = self._state.take(rows, axis=1)
-        exist = known + sampled
-        end = first + tokens
-        slots = blocks * self.block_size
-        total_len = exist + samples  # a token that is sampled takes one more position
-        early = samples & (end < exist)
-        # One reduction for all rules: this is the hot path. Which rule it was is found out when one is broken.
-        broken = (live == 0) | (end > exist) | (end > slots) | (total_len > self._limits.max_model_len) | early
-        if broken.any():
-            at = int(broken.argmax())
-            if not live[at]:
-                raise PlanViolation("scheduled_rows", f"row {rows[at]}", "is not live")
-            if early[at]:
-                found = f"row {rows[at]} samples at position {end[at] - 1}"
-                raise PlanViolation("scheduled_samples", found, f"{exist[at]} tokens exist: only the last may sample")
-            most = min(exist[at], slots[at], self._limits.max_model_len - samples[at])
-            found = f"{tokens[at]} for row {rows[at]}, from position {first[at]}"
-            limits = f"{exist[at]} tokens exist, {slots[at]} slots, model's length {self._limits.max_model_len}"
-            raise PlanViolation("scheduled_tokens", found, f"must end by {most}: {limits}")
-        self._state[_NUM_COMPUTED, rows] = end
-        self._state[_NUM_SAMPLED, rows] = sampled + samples
-        return first
-
-    def _check_scheduled_once(self, rows: Int32s) -> None:
         places = np.arange(len(rows), dtype=np.int32)
         self._seen_at[rows] = places
-        repeated = self._seen_at[rows] != places
-        if repeated.any():
-            raise PlanViolation("scheduled_rows", f"row {rows[repeated.argmax()]} twice", "may be there once")
+        live, known, sampled, first, blocks, _ = self._state.take(rows, axis=1)
+        exist = known + sampled
+        schedule = Schedule(
+            rows=rows,
+            tokens=tokens,
+            samples=samples,
+            foreign=self._ownership.of_row.take(rows) != session,
+            repeated=self._seen_at.take(rows) != places,
+            dead=live == 0,
+            first=first,
+            end=first + tokens,
+            exist=exist,
+            slots=blocks * self.block_size,
+        )
+        schedule.check(self._limits)
+        self._state[_NUM_COMPUTED, rows] = schedule.end
+        self._state[_NUM_SAMPLED, rows] = sampled + samples
+        return first, schedule.end, known
 
     def _grow_tables(self, width: int) -> None:
         old = self._tables.shape[1]

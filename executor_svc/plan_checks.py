@@ -30,13 +30,17 @@ class Limits:
         return -(-self.max_model_len // self.block_size)
 
 
+def check_in_range(column: str, ids: Int32s, limit: int) -> None:
+    if len(ids) and ids.view(np.uint32).max() >= limit:  # a negative id is a huge unsigned one
+        bad = ids[(ids < 0) | (ids >= limit)][0]
+        raise PlanViolation(column, f"id {bad}", f"must be in [0, {limit})")
+
+
 def check_owned(column: str, ids: Int32s, owner: NDArray[np.int64], session: int) -> None:
     """Every id is within range and lent to the session."""
     if not len(ids):
         return
-    if ids.view(np.uint32).max() >= len(owner):  # a negative id is a huge unsigned one
-        bad = ids[(ids < 0) | (ids >= len(owner))][0]
-        raise PlanViolation(column, f"id {bad}", f"must be in [0, {len(owner)})")
+    check_in_range(column, ids, len(owner))
     owned = owner[ids] == session
     if not owned.all():
         raise PlanViolation(column, f"id {ids[~owned][0]}", "is not in this session's lease")

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from executor_svc.batch import NO_LOGPROBS, AppliedPlan, ResidentBatch
+from executor_svc.applied_plan import AppliedPlan
+from executor_svc.batch import NO_LOGPROBS, ResidentBatch
 from executor_svc.step import StepOutput
 from paged.v1 import executor_pb2
 

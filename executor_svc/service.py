@@ -10,7 +10,8 @@ from typing import Protocol
 import structlog
 from google.protobuf.message import DecodeError
 
-from executor_svc.batch import AppliedPlan, ResidentBatch
+from executor_svc.applied_plan import AppliedPlan
+from executor_svc.batch import ResidentBatch
 from executor_svc.garbage import GarbageCount
 from executor_svc.leases import Ownership, WholeLease
 from executor_svc.loaded import LoadedModel

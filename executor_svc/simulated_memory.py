@@ -70,13 +70,13 @@ class SlotMemory:
         width = tables.shape[1]
         num_full = lengths // self._block_size
         all_see = int(num_full.min())  # blocks that are full for every row
-        unseen = np.arange(all_see, width, dtype=np.int32) >= num_full[:, None]
+        seen = np.arange(all_see, width, dtype=np.int32) < num_full[:, None]
         unsummed = self._unsummed.take(tables)
-        unsummed[:, all_see:][unseen] = False
+        unsummed[:, all_see:] &= seen
         if unsummed.any():
             self._sum(tables, unsummed)
         sums = self._sums.take(tables)
-        sums[:, all_see:][unseen] = 0
+        sums[:, all_see:] *= seen
         contexts = np.einsum("ij,j->i", sums, self._powers_of_blocks[:width])
         return contexts + self._partial_blocks(tables, lengths, num_full)
 

@@ -5,7 +5,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from executor_svc.batch import AppliedPlan, ResidentBatch
+from executor_svc.applied_plan import AppliedPlan
+from executor_svc.batch import ResidentBatch
 from executor_svc.step import Int32s, Runner, StepOutput
 from executor_svc.step_builder import build_step
 
