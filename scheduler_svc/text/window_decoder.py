@@ -10,6 +10,9 @@ from scheduler_svc.text.token_tables import VisibleTokens
 CONTEXT_TOKENS = 8
 # The window is cut back to the context when it is this long: decoding it is the cost of each token.
 _MAX_WINDOW_TOKENS = 16
+# It is cut in any case when it is this long.
+_LONGEST_WINDOW_TOKENS = 64
+_MAX_CHARACTER_TOKENS = 4
 # Tokens whose text is held back because it ends with U+FFFD: a character of four bytes, generously.
 MAX_HELD_TOKENS = 8
 _BROKEN = "\ufffd"
@@ -55,11 +58,19 @@ class WindowDecoder:
             return ""
         new_text = self._new_text(text)
         self._num_held = 0
-        if len(self._window) > _MAX_WINDOW_TOKENS:
-            self._window = self._window[-CONTEXT_TOKENS:]
-            text = self._decode(self._window)
-        self._given = text
+        self._given = self._shortened(text) if len(self._window) > _MAX_WINDOW_TOKENS else text
         return new_text
+
+    def _shortened(self, text: str) -> str:
+        """Cut the window back; returns what is then its text."""
+        for num_tokens in range(CONTEXT_TOKENS, CONTEXT_TOKENS + _MAX_CHARACTER_TOKENS):
+            context = self._window[-num_tokens:]
+            context_text = self._decode(context)
+            # Not in the middle of a character: the window would be broken for good.
+            if text.endswith(context_text) or len(self._window) > _LONGEST_WINDOW_TOKENS:
+                self._window = context
+                return context_text
+        return text
 
     def _new_text(self, text: str) -> str:
         return text[common_prefix_length(self._given, text) :]

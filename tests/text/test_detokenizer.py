@@ -3,12 +3,15 @@
 import functools
 
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import decoders
 
 from scheduler_svc.text.decoders import MAX_HELD_BYTES
 from scheduler_svc.text.detokenizer import Detokenizer
 from scheduler_svc.text.tokenizer import Tokenizer
+from scheduler_svc.text.window_decoder import WindowDecoder
 from tests.text.models import HARD_TEXT, KINDS, SPECIAL, bundle_of
 
 ALL_KINDS = pytest.mark.parametrize("kind", sorted(KINDS))
@@ -87,6 +90,18 @@ def test_no_piece_has_a_broken_character(kind: str, size: int, skip: bool) -> No
     prompt = tokenizer.encode("The")
     pieces = streamed(tokenizer, prompt, in_groups_of(size, ids), skip)
     assert "".join(pieces) == expected(tokenizer, prompt, ids, skip)
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_a_decoder_that_is_not_recognised_gives_whole_characters_too(size: int) -> None:
+    library = tokenizers.Tokenizer.from_str(KINDS["byte_fallback"].to_str())
+    library.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="never")])
+    tokenizer = Tokenizer.from_bundle(bundle_of(library))
+    assert isinstance(tokenizer.new_decoder(True), WindowDecoder)
+    ids = tokenizer.encode("漢字かな交じり" + HARD_TEXT * 3, add_special_tokens=False)
+    pieces = streamed(tokenizer, [0], in_groups_of(size, ids))
+    assert "".join(pieces) == expected(tokenizer, [0], ids, True)
     assert not any("\ufffd" in piece for piece in pieces)
 
 
