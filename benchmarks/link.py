@@ -1,8 +1,8 @@
 """Round trip of a decode plan: from plan() in a scheduler to apply() of its result, through a simulated executor.
 
 Both sides are what runs in service: the scheduler's core, codec and ZeroMQ session on uvloop, and a `paged-executor
---simulate` process. One plan is in flight at a time, so that a round trip is all of encode, send, decode, check, compute
-(no latency is simulated), encode, send, decode. plan() and apply() themselves are measured by scheduler_step.
+--simulate` process. One plan is in flight at a time, so a round trip is all of encode, send, decode, check, compute (no
+latency is simulated), encode, send, decode. plan() and apply() themselves are measured by scheduler_step.
 """
 
 import argparse

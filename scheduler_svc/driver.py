@@ -9,7 +9,8 @@ import zmq.asyncio
 
 from paged.v1 import executor_pb2 as pb
 from scheduler_svc.core.audit import audit_idle
-from scheduler_svc.core.scheduler import Applied, Scheduler
+from scheduler_svc.core.results import Applied
+from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.link.codec import decode_result
 from scheduler_svc.link.session import ExecutorSession, LinkOptions, SessionLost
@@ -105,7 +106,7 @@ class Driver:
         self.lost_at = time.monotonic()
         self.num_losses += 1
         ran = self._scheduler.detach()
-        log.warning("executor_lost", reason=str(reason), running=len(ran), waiting=self._scheduler.num_waiting)
+        log.warning("executor_lost", reason=str(reason), running=len(ran), waiting=self._scheduler.state.num_waiting)
         self._listener.on_lost(ran, str(reason))
 
     async def _beat(self, session: ExecutorSession) -> None:
@@ -125,7 +126,7 @@ class Driver:
             pass
 
     def _has_room(self) -> bool:
-        return len(self._scheduler.in_flight) < self._scheduler.lease.plans_in_flight
+        return len(self._scheduler.state.in_flight) < self._scheduler.state.lease.plans_in_flight
 
     def _plan(self, session: ExecutorSession, *, even_if_empty: bool = False) -> bool:
         try:
@@ -145,7 +146,7 @@ class Driver:
         try:
             wanted = []
             if message.logprob_ids:
-                wanted = [sequence.sampling.logprobs for sequence in self._scheduler.in_flight[0].sequences]
+                wanted = [sequence.sampling.logprobs for sequence in self._scheduler.state.in_flight[0].sequences]
             applied = self._scheduler.apply(decode_result(message, wanted))
         except Exception as error:  # as in _plan
             log.exception("result_failed", step=message.step)
@@ -158,6 +159,6 @@ class Driver:
 
     def _check_idle(self) -> None:
         """When the last request is gone, no block may be in use."""
-        if self._was_busy and not (self._scheduler.num_running or self._scheduler.in_flight):
+        if self._was_busy and not (self._scheduler.state.num_running or self._scheduler.state.in_flight):
             self._was_busy = False
-            audit_idle(self._scheduler)
+            audit_idle(self._scheduler.state)

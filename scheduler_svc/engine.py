@@ -15,7 +15,8 @@ from paged.v1 import control_pb2
 from paged.v1 import executor_pb2 as pb
 from scheduler_svc.answer import Answer
 from scheduler_svc.core.prefix import prefix_hashes
-from scheduler_svc.core.scheduler import Applied, Scheduler
+from scheduler_svc.core.results import Applied
+from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence, State
 from scheduler_svc.driver import Driver
 from scheduler_svc.errors import (
@@ -123,17 +124,17 @@ class Engine:
         return found
 
     def load(self) -> control_pb2.GetLoadResponse:
-        scheduler, counters = self._scheduler, self._scheduler.counters
-        pool = scheduler.cache.pool
+        core, counters = self._scheduler.state, self._scheduler.state.counters
+        pool = core.cache.pool
         return control_pb2.GetLoadResponse(
-            running_sequences=scheduler.num_running,
-            waiting_sequences=scheduler.num_waiting,
+            running_sequences=core.num_running,
+            waiting_sequences=core.num_waiting,
             peak_running_sequences=counters.peak_running,
             total_blocks=pool.num_leased,
             used_blocks=pool.num_used,
             cached_blocks=pool.num_cached,
             peak_used_blocks=counters.peak_used_blocks,
-            unused_slots=scheduler.unused_slots,
+            unused_slots=core.unused_slots,
             peak_unused_slots=counters.peak_unused_slots,
             preemptions=counters.preemptions,
             finished_requests=self._counts["finished"],
@@ -170,9 +171,9 @@ class Engine:
     async def _submit(self, sequence: Sequence) -> None:
         """Into the core's queue; a long prompt is hashed first, in a worker thread."""
         if self._settings.prefix_caching and len(sequence.token_ids) > LONG_PROMPT_TOKENS:
-            block_size = self._scheduler.lease.block_size
+            block_size = self._scheduler.state.lease.block_size
             hashes = await asyncio.to_thread(prefix_hashes, sequence.token_ids, block_size, sequence.cache_salt)
-            if block_size == self._scheduler.lease.block_size:
+            if block_size == self._scheduler.state.lease.block_size:
                 sequence.block_hashes = hashes
         if sequence.state is State.NEW:  # not aborted meanwhile
             self._scheduler.submit(sequence)
@@ -185,9 +186,9 @@ class Engine:
             raise Unavailable(f"no executor has been attached for {self._settings.executor_wait_s:g} s")
         if request.request_id in self._answers:
             raise DuplicateRequest(f"request_id: {request.request_id!r} is in use by a live request")
-        if self._scheduler.num_waiting >= self._settings.max_waiting_requests:
+        if self._scheduler.state.num_waiting >= self._settings.max_waiting_requests:
             raise QueueFull(
-                f"{self._scheduler.num_waiting} requests wait, max_waiting_requests is reached", RETRY_AFTER_S
+                f"{self._scheduler.state.num_waiting} requests wait, max_waiting_requests is reached", RETRY_AFTER_S
             )
 
     @property
@@ -202,7 +203,7 @@ class Engine:
         wanted = self._max_model_len
         if request.max_tokens is not None:
             wanted = min(wanted, num_prompt + request.max_tokens)
-        capacity = self._scheduler.capacity_tokens if self._driver.is_attached else wanted
+        capacity = self._scheduler.state.capacity_tokens if self._driver.is_attached else wanted
         if wanted <= capacity:
             return wanted
         if request.max_tokens is None and num_prompt < capacity:

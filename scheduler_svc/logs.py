@@ -21,10 +21,12 @@ def configure_logs(level: str = "info", form: Literal["auto", "console", "json"]
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.StackInfoRenderer(),
     ]
+    # Plain: the default formatter prints local variables, and with them prompts.
+    console = structlog.dev.ConsoleRenderer(
+        colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+    )
     rendered: list[structlog.typing.Processor] = (
-        [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
-        if for_people
-        else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+        [console] if for_people else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     )
     structlog.configure(
         processors=shared + rendered,

@@ -1,24 +1,24 @@
-"""The rules that everything else rests on, as one check of a scheduler's whole state."""
+"""The rules that everything else rests on, as one check of the core's whole state."""
 
 from collections import Counter
 
-from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import State
+from scheduler_svc.core.state import CoreState
 
 
 class AuditFailure(Exception):
     """The bookkeeping contradicts itself: a fault of ours."""
 
 
-def audit(scheduler: Scheduler) -> None:
+def audit(state: CoreState) -> None:
     """Raise AuditFailure unless every block is accounted for. Costs a pass over all tables and blocks."""
-    columns, cache, pool = scheduler.columns, scheduler.cache, scheduler.cache.pool
+    columns, cache, pool = state.columns, state.cache, state.cache.pool
     rows = columns.running_rows().tolist()
-    block_size = scheduler.lease.block_size
+    block_size = state.lease.block_size
     references = Counter(block for row in rows for block in columns.table(row))
     _require(pool.num_blank + pool.num_cached + pool.num_used == pool.num_leased, "blank + cached + used != leased")
     _require(pool.num_used == len(references), "used blocks are not those in tables")
-    for block in scheduler.lease.block_ids:
+    for block in state.lease.block_ids:
         _require(pool.ref_count[block] == references[block], f"block {block}: count differs from table references")
         _require(pool.is_free(block) or block != 0, "block 0 is in use")
     cache.audit()
@@ -34,13 +34,13 @@ def audit(scheduler: Scheduler) -> None:
         for block in columns.table(row)[computed // block_size :]:
             _require(not cache.is_published(block), f"row {row}: block {block} is published and yet to be written")
             _require(pool.ref_count[block] == 1, f"row {row}: block {block} is shared and yet to be written")
-    for sequence in scheduler.queue:
+    for sequence in state.queue:
         _require(sequence.state is State.WAITING and sequence.row == -1, "a waiting sequence has a row")
 
 
-def audit_idle(scheduler: Scheduler) -> None:
-    """Raise AuditFailure unless all blocks are free. For a scheduler that runs nothing; cheap."""
-    pool = scheduler.cache.pool
+def audit_idle(state: CoreState) -> None:
+    """Raise AuditFailure unless all blocks are free. For a core that runs nothing; cheap."""
+    pool = state.cache.pool
     _require(pool.num_used == 0 and not any(pool.ref_count), f"{pool.num_used} blocks in use while nothing runs")
     _require(pool.num_free == pool.num_leased, f"{pool.num_leased - pool.num_free} blocks have gone")
 

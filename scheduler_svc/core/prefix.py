@@ -5,16 +5,14 @@ delimited by its length, so that different meanings can never give the same byte
 """
 
 from array import array
-from hashlib import blake2b
+from hashlib import sha256
 
 from scheduler_svc.core.blocks import BlockPool
-
-DIGEST_BYTES = 16
 
 
 def root_hash(**extra: str) -> bytes:
     """H_0 for these extra keys; one that is empty is the same as none."""
-    digest = blake2b(digest_size=DIGEST_BYTES)
+    digest = sha256()
     for tag, value in sorted(extra.items()):
         if value:
             data = value.encode()
@@ -24,7 +22,7 @@ def root_hash(**extra: str) -> bytes:
 
 def next_hash(parent: bytes, token_bytes: bytes) -> bytes:
     """H_i of one full block whose ids are `token_bytes` (int32)."""
-    return blake2b(parent + token_bytes, digest_size=DIGEST_BYTES).digest()
+    return sha256(parent + token_bytes).digest()
 
 
 def extend_hashes(hashes: list[bytes], token_ids: list[int], block_size: int, salt: str) -> None:

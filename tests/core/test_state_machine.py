@@ -9,7 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from scheduler_svc.core.audit import audit
 from scheduler_svc.core.plan import Lease, Plan, Result
-from scheduler_svc.core.scheduler import ResultMismatch, Scheduler
+from scheduler_svc.core.results import ResultMismatch
+from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import EndReason, Sequence, State
 from tests.core.plain_executor import PlainExecutor, continuation
 
@@ -40,7 +41,7 @@ class Core(RuleBasedStateMachine):
         # Ids as a lease may have them: without order, never 0.
         self.lease = Lease(list(range(3 * num_blocks, 0, -3)), list(range(num_rows, 0, -1)), budget, self.block_size)
         hopeless = self.scheduler.attach(self.lease)
-        assert all(not self.scheduler.fits(s.max_total) and s.state is State.ENDED for s in hopeless)
+        assert all(s.max_total > self.scheduler.state.capacity_tokens and s.state is State.ENDED for s in hopeless)
         self.executor = PlainExecutor(self.lease)
         self.attached = True
 
@@ -61,7 +62,7 @@ class Core(RuleBasedStateMachine):
         sequence = Sequence(
             f"r{len(self.sequences)}", list(prompt), len(prompt) + max_tokens, end_token_ids=end_ids, cache_salt=salt
         )
-        if self.attached and not self.scheduler.fits(sequence.max_total):
+        if self.attached and sequence.max_total > self.scheduler.state.capacity_tokens:
             return
         self.sequences.append(sequence)
         self.scheduler.submit(sequence)
@@ -79,14 +80,14 @@ class Core(RuleBasedStateMachine):
 
     def _plan(self) -> None:
         before = self._free_blocks()
-        running = set(self.scheduler.columns.running_rows().tolist())
+        running = set(self.scheduler.state.columns.running_rows().tolist())
         plan = self.scheduler.plan()
         if plan is None:
             return
         taken = set(plan.appended_blocks.tolist()) | {b for s in plan.started for b in s.blocks}
         shared = {b for s in plan.started for b in s.blocks[: s.num_computed // self.block_size]}
         assert taken - shared <= before, "a plan uses a block that was freed while it was made"
-        victims = running - set(self.scheduler.columns.running_rows().tolist())
+        victims = running - set(self.scheduler.state.columns.running_rows().tolist())
         assert not victims & set(plan.rows.tolist()), "a victim is in the plan"
         assert not (victims and plan.started), "a step that preempts admits nobody"
         assert plan.num_tokens.sum() <= self.lease.tokens_per_step
@@ -95,13 +96,13 @@ class Core(RuleBasedStateMachine):
         self.waiting_plans.append(plan)
 
     def _free_blocks(self) -> set[int]:
-        return {block for block in self.lease.block_ids if self.scheduler.cache.pool.is_free(block)}
+        return {block for block in self.lease.block_ids if self.scheduler.state.cache.pool.is_free(block)}
 
     def _budget_spent(self, plan: Plan) -> bool:
         return int(plan.num_tokens.sum()) == self.lease.tokens_per_step
 
     def _nothing_to_do(self, rows: set[int]) -> bool:
-        columns = self.scheduler.columns
+        columns = self.scheduler.state.columns
         return all(columns.num_tokens[r] + columns.in_flight[r] == columns.max_total[r] for r in rows)
 
     @precondition(lambda self: self.waiting_plans)
@@ -113,7 +114,7 @@ class Core(RuleBasedStateMachine):
 
     @invariant()
     def every_block_is_accounted_for(self) -> None:
-        audit(self.scheduler)
+        audit(self.scheduler.state)
 
     @invariant()
     def every_text_is_exact(self) -> None:
@@ -138,8 +139,8 @@ class Core(RuleBasedStateMachine):
                 break
             self.apply()
         assert all(sequence.state is State.ENDED for sequence in self.sequences)
-        audit(self.scheduler)
-        assert self.scheduler.cache.pool.num_used == 0
+        audit(self.scheduler.state)
+        assert self.scheduler.state.cache.pool.num_used == 0
         self.every_text_is_exact()
 
 

@@ -25,16 +25,6 @@ from tests.system.conftest import VOCAB_SIZE
 
 POOL = ["--num-blocks", "24", "--max-rows", "5", "--tokens-per-step", "24"]
 EXECUTOR = ["--simulate", *POOL, "--simulate-fixed-us", "500"]
-    "--simulate",
-    "--num-blocks",
-    "24",
-    "--max-rows",
-    "5",
-    "--tokens-per-step",
-    "24",
-    "--simulate-fixed-us",
-    "500",
-]
 STEMS = [list(range(1000, 1150)), [5000 + i * i % 977 for i in range(150)]]
 prompts = st.builds(
     lambda stem, kept, tail: STEMS[stem][:kept] + tail,
@@ -125,7 +115,7 @@ class PlanStream(RuleBasedStateMachine):
 
     @invariant()
     def the_books_add_up(self) -> None:
-        audit(self.engine._scheduler)
+        audit(self.engine._scheduler.state)
 
     @invariant()
     def every_text_is_exact(self) -> None:
@@ -146,9 +136,9 @@ class PlanStream(RuleBasedStateMachine):
         await asyncio.gather(*[call.task for call in self.calls])
         assert [call.ids for call in self.calls] == [call.expected for call in self.calls]
         scheduler = self.engine._scheduler
-        while scheduler.num_running or scheduler.in_flight:
+        while scheduler.state.num_running or scheduler.state.in_flight:
             await asyncio.sleep(0.01)
-        audit_idle(scheduler)
+        audit_idle(scheduler.state)
         assert len(self.engine._answers) == 0
 
 

@@ -1,0 +1,200 @@
+"""Makes plans: which running sequences advance, who must give way, and who gets in."""
+
+import numpy as np
+
+from scheduler_svc.core.plan import Plan, StartedRow
+from scheduler_svc.core.prefix import extend_hashes
+from scheduler_svc.core.sequence import Sequence, State
+from scheduler_svc.core.state import CoreState, InFlight
+
+
+class Planner:
+    """`watermark` is the share of the lease that admission leaves free while others run, so that they can grow for a
+    while before one of them must be preempted."""
+
+    def __init__(self, state: CoreState, watermark: float) -> None:
+        self._state = state
+        self._watermark = watermark
+        self._reserve = 0  # blocks that running rows could come to need in the step after this one
+
+    def plan(self, *, even_if_empty: bool = False) -> Plan | None:
+        """The next step, or None if there is nothing to say.
+
+        All blocks are taken before any is given back, so no plan uses a block that was freed while it was made.
+        """
+        growing, blocks = self._grow()
+        preempted = self._settle()
+        rows, num_tokens, num_single = self._schedule_running()
+        started: list[StartedRow] = []
+        if not preempted:
+            started, chunks = self._admit(self._state.lease.tokens_per_step - int(num_tokens.sum()))
+            if started:
+                rows = np.concatenate([rows, [start.row for start in started]])
+                num_tokens = np.concatenate([num_tokens, chunks])
+        if not (len(rows) or self._state.ended_rows or even_if_empty):
+            return None
+        samples = self._advance(rows, num_tokens, num_single)
+        self._state.step += 1
+        self._await_result(rows[samples])
+        self._note_peaks()
+        ended, self._state.ended_rows = self._state.ended_rows, []
+        kept = self._state.columns.tenancy[growing] > 0
+        return Plan(
+            step=self._state.step,
+            ended=ended,
+            started=started,
+            appended_rows=growing[kept].astype(np.int32),
+            appended_blocks=blocks[kept],
+            rows=rows.astype(np.int32),
+            num_tokens=num_tokens.astype(np.int32),
+            samples=samples,
+        )
+
+    def _grow(self) -> tuple[np.ndarray, np.ndarray]:
+        """A block for each row whose next position has none. `_settle` in the plan before has seen to it that there are
+        enough. Returns rows and blocks."""
+        columns = self._state.columns
+        rows = columns.running_rows()
+        full = columns.num_computed[rows] == columns.num_blocks[rows] * self._state.lease.block_size
+        growing = rows[full & self._has_more(rows)]
+        blocks = self._state.cache.pool.allocate(len(growing))
+        if blocks:
+            columns.append_blocks(growing, blocks)
+        return growing, np.array(blocks, np.int32)
+
+    def _has_more(self, rows: np.ndarray) -> np.ndarray:
+        """Which rows may still get a token beyond those known and in flight."""
+        columns = self._state.columns
+        return columns.num_tokens[rows] + columns.in_flight[rows] < columns.max_total[rows]
+
+    def _settle(self) -> bool:
+        """Preempt, last admitted first, until the step after this one cannot run out of blocks."""
+        preempted = False
+        while (need := self._growth()) > self._state.cache.pool.num_free:
+            victim = self._state.sequence_in(self._state.columns.running_rows()[-1])
+            victim.num_preemptions += 1
+            self._state.counters.preemptions += 1
+            self._state.preempt(victim)
+            preempted = True
+        self._reserve = need
+        return preempted
+
+    def _growth(self) -> int:
+        """Blocks that the running rows could come to need in the step after this one."""
+        columns = self._state.columns
+        rows = columns.running_rows()
+        length = np.minimum(columns.num_tokens[rows] + columns.in_flight[rows] + 1, columns.max_total[rows] - 1)
+        return int(np.maximum(self._blocks_for(length) - columns.num_blocks[rows], 0).sum())
+
+    def _blocks_for(self, num_tokens: np.ndarray) -> np.ndarray:
+        return -(-num_tokens // self._state.lease.block_size)
+
+    def _schedule_running(self) -> tuple[np.ndarray, np.ndarray, int]:
+        """Rows with one position to compute, then rows with more, first admitted first, as far as the budget goes.
+
+        Returns rows, the number of tokens of each, and how many rows are of the first kind.
+        """
+        columns = self._state.columns
+        rows = columns.running_rows()
+        remaining = columns.num_tokens[rows] + columns.in_flight[rows] - columns.num_computed[rows]
+        single = rows[(remaining == 1) & self._has_more(rows)]
+        behind = remaining > 1
+        if not behind.any():
+            return single, np.ones(len(single), np.int64), len(single)
+        left = np.maximum(
+            self._state.lease.tokens_per_step - len(single) - np.cumsum(remaining[behind]), -remaining[behind]
+        )
+        chunks = remaining[behind] + np.minimum(left, 0)
+        several = rows[behind][chunks > 0]
+        num_tokens = np.concatenate([np.ones(len(single), np.int64), chunks[chunks > 0]])
+        return np.concatenate([single, several]), num_tokens, len(single)
+
+    def _admit(self, budget: int) -> tuple[list[StartedRow], list[int]]:
+        """Let the first in the queue in while it fits. Returns them, and how many tokens of each are computed."""
+        started: list[StartedRow] = []
+        chunks: list[int] = []
+        while budget > 0 and self._state.columns.num_free_rows and (sequence := self._state.queue.first()):
+            if sequence.in_flight:
+                break  # preempted with tokens on the way: they come first
+            start = self._start(sequence)
+            if start is None:
+                break
+            started.append(start)
+            chunk = min(len(start.token_ids) - start.num_computed, budget)
+            chunks.append(chunk)
+            budget -= chunk
+            # At once, so that the next one admitted in this plan finds the blocks that this one writes.
+            self._state.publish(sequence, start.num_computed + chunk)
+        return started, chunks
+
+    def _start(self, sequence: Sequence) -> StartedRow | None:
+        """Admit the sequence with blocks for all tokens that are known, or change nothing and return None."""
+        block_size, pool = self._state.lease.block_size, self._state.cache.pool
+        hits = self._cached_prefix(sequence)
+        num_tokens = len(sequence.token_ids)
+        num_blocks = -(-num_tokens // block_size)
+        growth = max(0, -(-min(num_tokens + 1, sequence.max_total - 1) // block_size) - num_blocks)
+        needed = num_blocks - len(hits) + sum(map(pool.is_free, hits))
+        if self._state.num_running:
+            needed += self._reserve + growth + max(1, int(self._watermark * pool.num_leased))
+        if needed > pool.num_free:
+            return None
+        self._reserve += growth
+        pool.share(hits)
+        blocks = hits + pool.allocate(num_blocks - len(hits))
+        num_computed = len(hits) * block_size
+        self._state.queue.remove(sequence)
+        sequence.state = State.RUNNING
+        sequence.row = self._state.columns.enter(sequence, blocks, num_computed)
+        if sequence.num_cached is None:
+            sequence.num_cached = num_computed
+            self._state.counters.prompt_tokens += sequence.num_prompt
+            self._state.counters.cached_prompt_tokens += num_computed
+        return StartedRow(
+            row=sequence.row,
+            token_ids=sequence.token_ids.copy(),
+            num_prompt=sequence.num_prompt,
+            num_computed=num_computed,
+            blocks=blocks,
+            sampling=sequence.sampling,
+            end_token_ids=sequence.end_token_ids,
+        )
+
+    def _cached_prefix(self, sequence: Sequence) -> list[int]:
+        """Blocks that hold the beginning of the sequence; never its last token, whose logits are needed."""
+        if not self._state.prefix_caching:
+            return []
+        extend_hashes(sequence.block_hashes, sequence.token_ids, self._state.lease.block_size, sequence.cache_salt)
+        return self._state.cache.find(
+            sequence.block_hashes[: (len(sequence.token_ids) - 1) // self._state.lease.block_size]
+        )
+
+    def _advance(self, rows: np.ndarray, num_tokens: np.ndarray, num_single: int) -> np.ndarray:
+        """Note what the plan computes. Returns which rows catch up, and so give a token."""
+        columns = self._state.columns
+        columns.num_computed[rows] += num_tokens
+        samples = columns.num_computed[rows] == columns.num_tokens[rows] + columns.in_flight[rows]
+        columns.in_flight[rows[samples]] += 1
+        for row in rows[num_single:].tolist():
+            self._state.publish(self._state.sequence_in(row), int(columns.num_computed[row]))
+        return samples
+
+    def _await_result(self, rows: np.ndarray) -> None:
+        tenancies = self._state.columns.tenancy[rows]
+        last = self._state.last_in_flight
+        if last is not None and np.array_equal(last.tenancies, tenancies):
+            record = InFlight(self._state.step, rows, tenancies, last.sequences, last.token_lists)  # the common case
+        else:
+            sequences = [self._state.sequence_in(row) for row in rows.tolist()]
+            record = InFlight(
+                self._state.step, rows, tenancies, sequences, [sequence.token_ids for sequence in sequences]
+            )
+        self._state.last_in_flight = record
+        self._state.in_flight.append(record)
+
+    def _note_peaks(self) -> None:
+        counters, used = self._state.counters, self._state.cache.pool.num_used
+        counters.peak_running = max(counters.peak_running, self._state.num_running)
+        if used > counters.peak_used_blocks:
+            counters.peak_used_blocks = used
+            counters.peak_unused_slots = self._state.unused_slots

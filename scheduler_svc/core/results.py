@@ -1,0 +1,115 @@
+"""Takes results in: tokens to their sequences, whoever holds the rows by now."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from scheduler_svc.core.plan import LogprobColumn, Result
+from scheduler_svc.core.prefix import extend_hashes
+from scheduler_svc.core.sequence import EndReason, Sequence, State, TokenLogprobs
+from scheduler_svc.core.state import CoreState, InFlight
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What a result has changed: sequences that got a token, and sequences that have ended by it."""
+
+    updated: list[Sequence]
+    ended: list[Sequence]
+
+
+class ResultMismatch(Exception):
+    """A result that is not that of the oldest plan in flight."""
+
+
+class Results:
+    """Changes the state by what the executor says."""
+
+    def __init__(self, state: CoreState) -> None:
+        self._state = state
+
+    def apply(self, result: Result) -> Applied:
+        """Take in the result of the oldest plan in flight. Raises ResultMismatch if it is another's."""
+        record = self._state.in_flight[0] if self._state.in_flight else None
+        if record is None or record.step != result.step or len(record.rows) != len(result.tokens):
+            raise ResultMismatch(f"step {result.step} with {len(result.tokens)} tokens is not the plan in flight")
+        self._state.in_flight.popleft()
+        regular = (self._state.columns.tenancy[record.rows] == record.tenancies) & (result.tokens >= 0)
+        if regular.all():
+            return self._append(record, result.tokens, result.logprobs)
+        chosen = np.flatnonzero(regular).tolist()
+        logprobs = result.logprobs and [result.logprobs[i] for i in chosen]
+        applied = self._append(record.only(chosen), result.tokens[chosen], logprobs)
+        for i in np.flatnonzero(~regular).tolist():
+            entry = result.logprobs[i] if result.logprobs else None
+            self._append_irregular(record.sequences[i], int(result.tokens[i]), entry, applied)
+        return applied
+
+    def _append(self, record: InFlight, tokens: np.ndarray, logprobs: LogprobColumn) -> Applied:
+        """One more token for each of these running rows."""
+        rows, sequences = record.rows, record.sequences
+        columns = self._state.columns
+        num_tokens = columns.num_tokens[rows] + 1
+        columns.num_tokens[rows] = num_tokens
+        columns.in_flight[rows] -= 1
+        for token_ids, token in zip(record.token_lists, tokens.tolist(), strict=True):
+            token_ids.append(token)
+        if logprobs is not None:
+            for sequence, entry in zip(sequences, logprobs, strict=True):
+                if entry is not None:
+                    sequence.logprobs.append(entry)
+        self._state.counters.generated_tokens += len(rows)
+        self._publish_outputs(rows, sequences)
+        at_end = (columns.end_ids[rows] == tokens[:, None]).any(axis=1)
+        ended = [sequences[i] for i in np.flatnonzero(at_end | (num_tokens >= columns.max_total[rows])).tolist()]
+        for sequence in ended:
+            self._finish(sequence)
+        return Applied(list(sequences), ended)
+
+    def _append_irregular(
+        self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None, applied: Applied
+    ) -> None:
+        """A token of a sequence that has lost its row meanwhile (kept if it was preempted, dropped if it has ended), or
+        one that is none because the logits were not finite."""
+        if sequence.state is State.ENDED:
+            return
+        if token < 0:
+            for block in self._state.columns.table(sequence.row) if sequence.state is State.RUNNING else []:
+                self._state.cache.withdraw(block)
+            sequence.end_reason = EndReason.NOT_FINITE
+            self._state.end(sequence)
+            applied.ended.append(sequence)
+            return
+        sequence.in_flight -= 1
+        sequence.token_ids.append(token)
+        if logprobs is not None:
+            sequence.logprobs.append(logprobs)
+        self._state.counters.generated_tokens += 1
+        applied.updated.append(sequence)
+        if token in sequence.end_token_ids or len(sequence.token_ids) >= sequence.max_total:
+            self._finish(sequence)
+            applied.ended.append(sequence)
+
+    def _publish_outputs(self, rows: np.ndarray, sequences: list[Sequence]) -> None:
+        """Publish, for each of these rows, the next block if its ids are known and its K/V is final."""
+        if not self._state.prefix_caching:
+            return
+        columns, block_size = self._state.columns, self._state.lease.block_size
+        published = columns.num_published[rows]
+        full = np.minimum(columns.num_tokens[rows], columns.num_computed[rows]) // block_size > published
+        if not full.any():
+            return
+        indices = published[full]
+        blocks = columns.block_table[rows[full], indices]
+        columns.num_published[rows[full]] = indices + 1
+        chosen = np.flatnonzero(full).tolist()
+        for i, index, block in zip(chosen, indices.tolist(), blocks.tolist(), strict=True):
+            hashes = sequences[i].block_hashes
+            extend_hashes(hashes, sequences[i].token_ids, block_size, sequences[i].cache_salt)
+            self._state.cache.publish(block, hashes[index])
+
+    def _finish(self, sequence: Sequence) -> None:
+        """The sequence has got its last token."""
+        at_end = sequence.token_ids[-1] in sequence.end_token_ids
+        sequence.end_reason = EndReason.END_TOKEN if at_end else EndReason.LENGTH
+        self._state.end(sequence)

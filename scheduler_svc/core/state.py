@@ -1,0 +1,130 @@
+"""What the core knows, and the few changes that more than one part of it makes."""
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from scheduler_svc.core.admission import AdmissionQueue
+from scheduler_svc.core.columns import SequenceColumns
+from scheduler_svc.core.plan import Lease
+from scheduler_svc.core.prefix import PrefixCache, extend_hashes
+from scheduler_svc.core.sequence import Sequence, State
+
+NO_LEASE = Lease(block_ids=[], row_ids=[], tokens_per_step=0, block_size=16, plans_in_flight=0)
+
+
+@dataclass(slots=True)
+class Counters:
+    """Since the scheduler was made."""
+
+    preemptions: int = 0
+    prompt_tokens: int = 0  # of admitted sequences, once each
+    cached_prompt_tokens: int = 0  # of these, found in the prefix cache
+    generated_tokens: int = 0
+    peak_running: int = 0
+    peak_used_blocks: int = 0
+    peak_unused_slots: int = 0  # at the moment of peak_used_blocks
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """A plan whose result is awaited: its sampling rows, and who held them when it was made."""
+
+    step: int
+    rows: np.ndarray
+    tenancies: np.ndarray
+    sequences: list[Sequence]
+    token_lists: list[list[int]]  # of these sequences: saves a look-up for each token
+
+    def only(self, indices: list[int]) -> "InFlight":
+        """The same for some of the rows."""
+        return InFlight(
+            self.step,
+            self.rows[indices],
+            self.tenancies[indices],
+            [self.sequences[i] for i in indices],
+            [self.token_lists[i] for i in indices],
+        )
+
+
+class CoreState:
+    """The sequences, running and waiting, and the blocks of one lease. Planner and results are written upon it."""
+
+    def __init__(self, prefix_caching: bool) -> None:
+        self.prefix_caching = prefix_caching
+        self.queue = AdmissionQueue()
+        self.counters = Counters()
+        self.begin(NO_LEASE)
+
+    def begin(self, lease: Lease) -> None:
+        """A new lease, with nothing in its blocks and rows."""
+        self.lease = lease
+        self.cache = PrefixCache(lease.block_ids)
+        # No more rows than tokens per step, so that every step has a token for each.
+        self.columns = SequenceColumns(lease.row_ids[: lease.tokens_per_step], lease.block_size)
+        self.in_flight: deque[InFlight] = deque()
+        self.last_in_flight: InFlight | None = None
+        self.step = 0
+        self.ended_rows: list[int] = []  # since the last plan
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Most tokens of a sequence that runs alone; its last one needs no slot."""
+        return len(self.lease.block_ids) * self.lease.block_size + 1
+
+    @property
+    def num_running(self) -> int:
+        return len(self.columns.running_rows())
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.queue)
+
+    @property
+    def unused_slots(self) -> int:
+        """Slots in block tables that hold no token yet; a token counts from the plan that computes it."""
+        rows = self.columns.running_rows()
+        return int((self.columns.num_blocks[rows] * self.lease.block_size - self.columns.num_computed[rows]).sum())
+
+    def sequence_in(self, row: int) -> Sequence:
+        sequence = self.columns.sequence[row]
+        if sequence is None:
+            raise RuntimeError(f"row {row} is free")
+        return sequence
+
+    def end(self, sequence: Sequence) -> None:
+        """End the sequence now, wherever it is; its tokens in flight will be dropped. Harmless if it has ended."""
+        if sequence.state is State.RUNNING:
+            self._release(sequence)
+        elif sequence.state is State.WAITING:
+            self.queue.remove(sequence)
+        sequence.state = State.ENDED
+
+    def preempt(self, sequence: Sequence) -> None:
+        """A running sequence waits again, at the head of the queue."""
+        self._release(sequence)
+        sequence.state = State.WAITING
+        self.queue.push_front(sequence)
+
+    def publish(self, sequence: Sequence, num_computed: int) -> None:
+        """Let others find the sequence's blocks whose ids are known and whose K/V is final."""
+        if not self.prefix_caching:
+            return
+        columns, row = self.columns, sequence.row
+        begin = int(columns.num_published[row])
+        end = min(num_computed, int(columns.num_tokens[row])) // self.lease.block_size
+        if begin >= end:
+            return
+        extend_hashes(sequence.block_hashes, sequence.token_ids, self.lease.block_size, sequence.cache_salt)
+        for i, block in enumerate(columns.block_table[row, begin:end].tolist(), begin):
+            self.cache.publish(block, sequence.block_hashes[i])
+        columns.num_published[row] = end
+
+    def _release(self, sequence: Sequence) -> None:
+        """The only way out of a row, whatever the reason. The executor is told in the next plan."""
+        row = sequence.row
+        sequence.row = -1
+        sequence.in_flight = int(self.columns.in_flight[row])
+        self.cache.pool.release(self.columns.leave(row))
+        self.ended_rows.append(row)
