@@ -1,5 +1,6 @@
 """Starts an executor: settings, model, socket, loop."""
 
+import gc
 import signal
 import sys
 from collections.abc import Sequence
@@ -12,37 +13,42 @@ from executor_svc.process import Stopper, die_with_parent, write_whole
 from executor_svc.router import EndpointTaken, Router
 from executor_svc.service import PROBE_S, Service
 from executor_svc.settings import ExecutorSettings, parse, refuse
-from executor_svc.tokenizer_sender import num_chunks
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0 after a stop, 1 after a failure; bad settings exit with 2."""
     settings = parse(sys.argv[1:] if arguments is None else arguments)
     logs.configure(settings.log_level, settings.log_format)
-    log = structlog.get_logger()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback where loading is interrupted
     if settings.exit_with_parent:
         die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback where loading is interrupted
-    model = _load(settings)
-    stopper = Stopper()
     try:
+        # Before the model, whose loading may take minutes: who asks to attach waits in the socket.
         router = Router(
-            settings.endpoint,
-            max_message_bytes=settings.max_message_bytes,
-            longest_wait_ms=round(PROBE_S * 1e3),
-            extra_send_queue=num_chunks(model.bundle),
+            settings.endpoint, max_message_bytes=settings.max_message_bytes, longest_wait_ms=round(PROBE_S * 1e3)
         )
     except EndpointTaken as error:
-        log.error("not_listening", reason=str(error))
+        structlog.get_logger().error("not_listening", reason=str(error))
         return 1
     try:
-        service = Service(settings, model, router, stopper)
-        if settings.endpoint_file is not None:
-            write_whole(settings.endpoint_file, router.endpoint)
-        log.info("ready", endpoint=router.endpoint, model=model.facts.name, blocks=model.num_blocks - 1)
-        return service.run()
+        return _serve(settings, router)
     finally:
         router.close()
+
+
+def _serve(settings: ExecutorSettings, router: Router) -> int:
+    log = structlog.get_logger()
+    model = _load(settings)
+    service = Service(settings, model, router, Stopper())
+    gc.freeze()  # what was made so far stays; no collection has to look at it again
+    if settings.endpoint_file is not None:
+        try:
+            write_whole(settings.endpoint_file, router.endpoint)
+        except OSError as error:
+            log.error("endpoint_file_not_written", file=str(settings.endpoint_file), reason=error.strerror)
+            return 1
+    log.info("ready", endpoint=router.endpoint, model=model.facts.name, blocks=model.num_blocks - 1)
+    return service.run()
 
 
 def _load(settings: ExecutorSettings) -> LoadedModel:

@@ -10,7 +10,7 @@ import zmq
 _HEARTBEAT_MS = 1000
 _HEARTBEAT_TIMEOUT_MS = 3000
 _RECEIVE_QUEUE = 8  # messages of one peer that wait to be read; times max_message_bytes is what a peer can make us hold
-_SEND_QUEUE = 256
+_SEND_QUEUE = 2048  # a tokenizer's chunks in one go, and results besides
 _LAST_WORDS_MS = 250
 
 
@@ -29,12 +29,10 @@ class Sent(enum.Enum):
 class Router:
     """Listens on one endpoint. Peers are known by the routing id that ZeroMQ gives each connection.
 
-    `extra_send_queue` are messages that a peer may be sent in one go besides the ordinary ones.
+    Raises EndpointTaken.
     """
 
-    def __init__(
-        self, endpoint: str, *, max_message_bytes: int, longest_wait_ms: int, extra_send_queue: int = 0
-    ) -> None:
+    def __init__(self, endpoint: str, *, max_message_bytes: int, longest_wait_ms: int) -> None:
         self._lock = _lock_ipc_path(endpoint)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -46,7 +44,7 @@ class Router:
             zmq.RCVTIMEO: longest_wait_ms,
             zmq.MAXMSGSIZE: max_message_bytes,
             zmq.RCVHWM: _RECEIVE_QUEUE,
-            zmq.SNDHWM: _SEND_QUEUE + extra_send_queue,
+            zmq.SNDHWM: _SEND_QUEUE,
         }.items():
             self._socket.setsockopt(option, value)
         try:

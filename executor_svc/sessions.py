@@ -96,6 +96,8 @@ class Sessions:
         self._forget_waiting(peer)
         self._waiting.pop(request.scheduler_id, None)
         if len(self._waiting) >= MAX_WAITING:
+            self._probe_waiting()
+        if len(self._waiting) >= MAX_WAITING:
             self._fault(peer, Fault.SCOPE_SESSION, f"{MAX_WAITING} schedulers wait for a lease already; try again")
             return
         self._waiting[request.scheduler_id] = peer
@@ -131,14 +133,17 @@ class Sessions:
 
     def probe(self, now: float) -> None:
         """End sessions whose scheduler is gone or silent, and forget who has stopped waiting. Raises RunnerFailed."""
-        for scheduler_id, peer in list(self._waiting.items()):
-            if self._send(peer, _PROBE) is Sent.GONE:
-                del self._waiting[scheduler_id]
+        self._probe_waiting()
         self._probe_holders(now)
         for session in list(self._by_peer.values()):
             silent_s = now - session.last_heard
             if silent_s > self._timeout_s and not session.plans:
                 self.end(session, f"silent for more than {self._timeout_s:g} s", now)
+
+    def _probe_waiting(self) -> None:
+        for scheduler_id, peer in list(self._waiting.items()):
+            if self._send(peer, _PROBE) is Sent.GONE:
+                del self._waiting[scheduler_id]
 
     def _probe_holders(self, now: float) -> None:
         """While somebody waits for their lease."""

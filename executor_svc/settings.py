@@ -46,7 +46,10 @@ class ExecutorSettings(BaseSettings):
 
     block_size: int = Field(16, ge=1, le=256, description="Tokens in a KV block: a power of two, 1 to 256.")
     num_blocks: int | None = Field(
-        None, ge=2, description="KV blocks, one of them reserved; sized by memory (simulated: 4096) if unset."
+        None,
+        ge=2,
+        le=1 << 28,
+        description="KV blocks, one of them reserved; sized by memory (simulated: 4096) if unset.",
     )
     kv_memory: int | None = Field(None, ge=1, description="Bytes of KV memory; sized by what is free if unset.")
     max_rows: int = Field(256, ge=1, le=65536, description="Sequences that may run at once.")

@@ -11,10 +11,6 @@ CHUNKS_PER_TURN = 4
 MAX_ASKERS = 64
 
 
-def num_chunks(bundle: bytes) -> int:
-    return -(-len(bundle) // CHUNK_BYTES)
-
-
 class TokenizerSender:
     """One bundle for many askers, a few chunks in each turn of the service's loop."""
 

@@ -9,10 +9,12 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from executor_svc.sessions import MAX_WAITING
 from executor_svc.simulated_text import simulated_continuation
 from paged.v1.executor_pb2 import Fault, GetTokenizer, StepPlan
 from tests.executor.client import PlanClient
@@ -169,6 +171,28 @@ def test_a_waiting_scheduler_that_asks_again_is_let_in_once(executor: Service, c
         assert old.hears_nothing(0.2)
 
 
+def test_only_so_many_schedulers_may_wait(executor: Service, client: PlanClient) -> None:
+    with ExitStack() as stack:
+        for number in range(MAX_WAITING):
+            waiting = stack.enter_context(PlanClient(executor.address))
+            waiting.ask_to_attach(f"waiting {number}")
+        assert waiting.is_kept_waiting()
+        client.run()
+        late = stack.enter_context(PlanClient(executor.address))
+        late.ask_to_attach("late")
+        assert "try again" in late.fault().reason
+        client.run()
+    with PlanClient(executor.address) as late:
+
+        def let_in_line() -> bool:
+            late.ask_to_attach("late")
+            return late.is_kept_waiting()
+
+        wait_for(let_in_line, "those who have gone to be forgotten", timeout_s=5)
+        client.detach()
+        late.wait_attached()
+
+
 @pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_scheduler_that_is_lost_makes_room_for_the_next(start: Callable[..., Service], fate: signal.Signals) -> None:
     executor = start("--session-timeout-s", "1")
@@ -223,6 +247,7 @@ def test_garbage_is_dropped_and_nobody_suffers(executor: Service, client: PlanCl
         assert garbage.receive().HasField("tokenizer_chunk")
     assert says_the_oracle(client)
     assert executor.log.count("message_dropped") == 1, "one line for each peer"
+    assert not Path("bomb").exists()
 
 
 def test_bytes_that_are_no_zeromq_are_survived(executor: Service, client: PlanClient) -> None:
@@ -248,7 +273,7 @@ def test_a_failed_step_ends_the_epoch_for_everybody(start: Callable[..., Service
     with PlanClient(executor.address) as client, PlanClient(executor.address) as waiting:
         old = client.attach("one")
         waiting.ask_to_attach("two")
-        waiting.wait_until_probed()
+        assert waiting.is_kept_waiting()
         client.run(prefill())
         client.send_plan(decode())
         client.send_plan()
@@ -313,7 +338,7 @@ def test_a_signal_ends_it_cleanly_and_tells_everybody(
 ) -> None:
     with PlanClient(executor.address) as waiting:
         waiting.ask_to_attach("two")
-        waiting.wait_until_probed()
+        assert waiting.is_kept_waiting()
         client.run(prefill())
         executor.process.send_signal(number)
         for peer in (client, waiting):
