@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import grpc.aio
@@ -33,6 +33,10 @@ class Deadline:
         """Raises DeadlineExceeded if it has passed."""
         if self._loop.time() >= self._at:
             raise DeadlineExceeded(self._reason)
+
+    def call(self, callback: Callable[[], object]) -> asyncio.TimerHandle:
+        """Have it called when the deadline passes, unless the handle is cancelled before."""
+        return self._loop.call_at(self._at, callback)
 
     async def bounded(self, awaitable: Awaitable[T]) -> T:
         """The awaitable's result; raises DeadlineExceeded once it has passed, after the awaitable was cancelled."""

@@ -1,5 +1,6 @@
 """The inference service: requests in, answers out."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable
 
 import grpc.aio
@@ -20,6 +21,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     def __init__(self, engine: Engine, settings: SchedulerSettings) -> None:
         self._engine = engine
         self._settings = settings
+        self._closing: set[asyncio.Future[None]] = set()
 
     async def Generate(
         self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
@@ -29,16 +31,30 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         streams = request.stream or not request.HasField("stream")
         held: list[Delta] = []
         deltas = self._engine.generate(generation)
+        sending = False
+        # While this waits for tokens, `bounded` ends it; while it waits for a reader who has stopped, this does.
+        expiry = deadline.call(lambda: self._close(deltas) if sending else None)
         try:
             while (delta := await deadline.bounded(anext(deltas, None))) is not None:
                 if streams:
+                    sending = True
                     yield to_response(generation.request_id, delta)
+                    sending = False
                 else:
                     held.append(delta)
+                if delta.finish is None:
+                    # An answer that was closed meanwhile must not look like one that has ended.
+                    deadline.check()
             if held:
                 yield to_response(generation.request_id, merge(held))
         finally:
+            expiry.cancel()
             await deltas.aclose()
+
+    def _close(self, deltas: AsyncGenerator[Delta, None]) -> None:
+        closing = asyncio.ensure_future(deltas.aclose())
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
 
     async def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: grpc.aio.ServicerContext

@@ -27,6 +27,11 @@ async def collect(client: Client, prompt: Any = "Twice", **options: Any) -> list
     return [message async for message in client.generate(prompt, **options)]
 
 
+async def read_to_the_end(call: Any) -> None:
+    while await call.read() is not grpc.aio.EOF:
+        pass
+
+
 async def test_a_stream_has_one_message_a_delta_and_ends_with_finish_and_usage(client: Client) -> None:
     messages = await collect(client, request_id="mine")
     assert [m.text for m in messages] == ["On", "", "ce", "!"]
@@ -185,3 +190,16 @@ class TestServersLimit:
         with pytest.raises(DeadlineExceededError, match=r"server's limit of 0\.1 s"):
             await collect(client)
         assert engine.live == set()
+
+    async def test_the_servers_limit_frees_an_answer_that_nobody_reads(
+        self, address: str, engine: ScriptedEngine
+    ) -> None:
+        engine.script = [Delta("x" * 65536)] * 1000
+        async with grpc.aio.insecure_channel(address) as channel:
+            stub: Any = inference_pb2_grpc.InferenceServiceStub(channel)
+            call = stub.Generate(generate_request("hi"))
+            await call.read()
+            await asyncio.wait_for(engine.ended.get(), SOON_S)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await read_to_the_end(call)
+        assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
