@@ -2,7 +2,8 @@
 
 Rows with one query token (decode) are gathered in groups of similar context and done in one batched product; rows
 with several (prefill) are done one by one, a bounded number of queries at a time. Unused slots may hold anything,
-NaN included: scores are masked by -inf and values by 0, so neither is ever multiplied into a result.
+NaN included, and a weight of zero would not make that harmless (0 * NaN is NaN): they are never read. Padding reads
+a slot of the row's own instead.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,7 +12,7 @@ import torch
 
 from kernels.checks import KernelInputError, check_attention, check_write
 
-MAX_PADDING = 1.25  # slots gathered for a group of decode rows, over slots that its longest row's share would need
+MAX_PADDING = 1.25  # decode rows share a group when the longest has at most this many times the slots of the shortest
 MAX_GROUP_ELEMENTS = 1 << 24  # fp32 elements of keys gathered at once (64 MiB)
 MAX_SCORES = 1 << 22  # scores held at once in a prefill row (16 MiB)
 
@@ -134,8 +135,7 @@ class _Heads:
         blocks, offsets = tables.gather(1, positions // self._block_size).long(), positions % self._block_size
         keys = self._key_cache[blocks, offsets].float()  # [rows, slots, kv heads, dim]
         values = self._value_cache[blocks, offsets].float()
-        values = values.masked_fill(hidden[:, :, None, None], 0.0)
-        queries = q.float().unflatten(1, (self._num_kv_heads, -1))  # [rows, kv heads, group, dim]
+        queries = self._scale * q.float().unflatten(1, (self._num_kv_heads, -1))  # [rows, kv heads, group, dim]
         scores = torch.matmul(queries, keys.permute(0, 2, 3, 1))
         scores = self._cap(scores).masked_fill(hidden[:, None, None, :], -torch.inf)
         sinks = None if self._sinks is None else self._sinks.view(1, self._num_kv_heads, -1, 1)
@@ -159,9 +159,8 @@ class _Heads:
         blocks, offsets = table[slots // self._block_size].long(), slots % self._block_size
         keys = self._key_cache[blocks, offsets].float()  # [slots, kv heads, dim]
         values = self._value_cache[blocks, offsets].float()
-        queries = (
-            q.float().unflatten(1, (self._num_kv_heads, -1)).permute(1, 2, 0, 3)
-        )  # [kv heads, group, queries, dim]
+        queries = self._scale * q.float().unflatten(1, (self._num_kv_heads, -1))
+        queries = queries.permute(1, 2, 0, 3)  # [kv heads, group, queries, dim]
         group, num_queries = queries.shape[1:3]
         scores = torch.matmul(queries.flatten(1, 2), keys.permute(1, 2, 0)).unflatten(1, (group, num_queries))
         query_positions = torch.arange(position, position + num_queries, device=q.device)[:, None]
@@ -174,7 +173,6 @@ class _Heads:
         return attended.unflatten(1, (group, num_queries)).permute(2, 0, 1, 3).flatten(1, 2)
 
     def _cap(self, scores: torch.Tensor) -> torch.Tensor:
-        scores = scores * self._scale
         return scores if self._soft_cap is None else self._soft_cap * torch.tanh(scores / self._soft_cap)
 
 
