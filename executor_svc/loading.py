@@ -6,6 +6,7 @@ from pathlib import Path
 import structlog
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
 
 from executor_svc import gguf
 from executor_svc.refusal import ModelRefused
@@ -59,6 +60,7 @@ def find_directory(model: str, cache_dir: Path, *, trust_remote_code: bool) -> P
 
 def load_model(directory: Path, dtype: str, device: torch.device, *, trust_remote_code: bool) -> PreTrainedModel:
     """In evaluation mode, on `device`; `dtype` as torch names it, or `auto` for the saved one. Raises ModelRefused."""
+    disable_progress_bar()  # stderr is for log lines
     model: PreTrainedModel
     report: dict[str, set[str]]
     try:

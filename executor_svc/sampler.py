@@ -97,9 +97,9 @@ class Sampler:
         if processed is not logits:
             usable &= torch.isfinite(logits.amax(-1))
         drawn = drawn.masked_fill(~usable, -1)
-        for i, row in enumerate(rows.tolist()):
-            if row in self._penalties:
-                self._penalties.add(row, drawn[i : i + 1])
+        counted = [i for i, row in enumerate(rows.tolist()) if row in self._penalties]
+        if counted:
+            self._penalties.add(rows[counted].tolist(), drawn[counted])
         return drawn, self._logprobs(logits, drawn, states)
 
     def _set_row(self, row: int, state: RowState) -> None:
@@ -117,8 +117,9 @@ class Sampler:
         if not penalised and not held_back:
             return logits
         processed = logits.to(torch.float32, copy=True)
-        for i in penalised:
-            self._penalties.apply(processed[i], int(rows[i]), states[i].sampling)
+        if penalised:
+            sampling = [states[i].sampling for i in penalised]
+            processed[penalised] = self._penalties.apply(processed[penalised], rows[penalised].tolist(), sampling)
         for i in held_back:
             ends = [token for token in states[i].sampling.end_token_ids if token < self._vocab_size]
             processed[i, ends] = -torch.inf
