@@ -84,11 +84,11 @@ async def test_the_demo_answers_eight_prompts_tells_figures_and_leaves_nothing(t
 
 
 async def test_a_service_that_cannot_start_is_told_with_its_log(tmp_path: Path) -> None:
-    async with demo(tmp_path, PAGED_EXECUTOR_MAX_ROWS="9999") as running:
+    async with demo(tmp_path, PAGED_EXECUTOR_SIMULATE_EOS_ID="999999") as running:
         code, _, err = await running.result()
     assert code == 1
     assert "executor_svc ended with code 2" in err
-    assert "max_rows 9999" in err
+    assert "simulate_eos_id 999999" in err
 
 
 async def test_an_executor_that_dies_while_it_answers_ends_the_demo(tmp_path: Path) -> None:
