@@ -91,6 +91,6 @@ def _unpack(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
     # A bounded read: without a size, zipfile would inflate all there is before it looks at the size stated.
     with archive.open(entry) as file:
         data = file.read(entry.file_size)
-        if len(data) < entry.file_size or file.read(1):
+        if len(data) < entry.file_size:
             raise BadBundle(f"{entry.filename} of the tokenizer's bundle does not have the size it states")
     return data

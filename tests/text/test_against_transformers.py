@@ -26,10 +26,10 @@ TEMPLATES = {
     {{- '<|start|>assistant<|stop|>\n\n' }}
 {%- endif %}""",
     "tagged_lines": """{% for message in messages %}
-{% if loop.first and message.role != 'system' %}
+    {% if loop.first and message.role != 'system' %}
 <|mark|>system
 You help.<|mark|>
-{% endif %}
+    {% endif %}
 <|mark|>{{ message.role }}
 {{ message.content }}<|mark|>
 {% endfor %}

@@ -118,7 +118,9 @@ def test_a_character_begun_in_the_prompt_is_delivered_by_the_output(kind: str, n
 
 
 @ALL_KINDS
-@pytest.mark.parametrize("text", [" a", "  a", "   ", "\n    code", " <tool> b", "a<|mark|> b", "<tool>", "été b"])
+@pytest.mark.parametrize(
+    "text", [" a", "  a", "   ", "\n    code", " <tool> b", "a<|mark|> b", "<tool>", "été b", "汉\u00a0b"]
+)
 @pytest.mark.parametrize("skip", [False, True])
 def test_spaces_survive_at_the_first_token_and_around_added_tokens(kind: str, text: str, skip: bool) -> None:
     tokenizer = tokenizer_of(kind)

@@ -70,7 +70,7 @@ def test_only_what_may_become_a_stop_string_is_held_back(pieces: list[str], stop
         (["xabc"], ["abc", "ab"], "x", "ab"),
         (["xabcd"], ["abcd", "bc"], "xa", "bc"),
         (["aab", "aabaaa"], ["aabaaa"], "aab", "aabaaa"),
-        (["aabaaaabaaab"], ["aabaaab"], "aabaa", "aabaaab"),
+        (["aabaaabaaaa"], ["aabaaaa"], "aaba", "aabaaaa"),
         (["ab"], ["abc"], "ab", None),
         (["ten chars."], ["." + "x" * 49], "ten chars.", None),
     ],
