@@ -11,10 +11,11 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import structlog
 
-from executor_svc.refusal import ModelRefused
+from executor_svc.refusal import ModelRefused, check_complete
 
 log = structlog.get_logger(__name__)
 
@@ -64,10 +65,16 @@ def convert(gguf_file: Path, directory: Path) -> None:
 
     log.info("gguf_conversion_started", file=str(gguf_file), directory=str(directory))
     place = {"pretrained_model_name_or_path": str(gguf_file.parent), "gguf_file": gguf_file.name}
+    loaded: Any  # a model and a report; the signature knows the model alone
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            **place, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
+        loaded = AutoModelForCausalLM.from_pretrained(
+            **place,
+            dtype=torch.float32,
+            quantization_config=GgufConfig(dequantize=True),
+            output_loading_info=True,
         )
+        model, report = loaded
+        check_complete(gguf_file, report)
         tokenizer = AutoTokenizer.from_pretrained(**place)
     except (OSError, ValueError, KeyError, RuntimeError, NotImplementedError, ImportError) as error:
         raise ModelRefused(f"{gguf_file} cannot be converted: {type(error).__name__}: {error}") from error

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.utils.logging import disable_progress_bar
 
 from executor_svc import gguf
-from executor_svc.refusal import ModelRefused
+from executor_svc.refusal import ModelRefused, check_complete
 
 log = structlog.get_logger(__name__)
 
@@ -74,11 +74,7 @@ def load_model(directory: Path, dtype: str, device: torch.device, *, trust_remot
         )
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, AttributeError) as error:
         raise ModelRefused(f"{directory} cannot be loaded: {type(error).__name__}: {error}") from error
-    if missing := sorted(report["missing_keys"]):
-        raise ModelRefused(
-            f"{directory} lacks weights that would be left at random values: {', '.join(missing[:5])}"
-            f"{' and others' if len(missing) > 5 else ''}; the checkpoint does not fit its config.json"
-        )
+    check_complete(directory, report)
     if unexpected := sorted(report["unexpected_keys"]):
         log.warning("weights_not_used", directory=str(directory), count=len(unexpected), first=unexpected[0])
     model.to(device)  # type: ignore[arg-type]  # its signature is hidden by a wrapper

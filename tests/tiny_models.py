@@ -52,11 +52,11 @@ CONFIGS = {
 
 
 def save_tokenizer(directory: Path, vocab_size: int = VOCAB_SIZE) -> None:
-    """A token for each byte, then <s>, </s>, and names for the rest."""
+    """A token for each byte, then <s>, </s>, one for two spaces, and names for the rest."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {token: i for i, token in enumerate([*alphabet, "<s>", "</s>"])}
+    vocab = {token: i for i, token in enumerate([*alphabet, "<s>", "</s>", "ĠĠ"])}
     vocab |= {f"<extra_{i}>": i for i in range(len(vocab), vocab_size)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[("Ġ", "Ġ")]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="</s>")
