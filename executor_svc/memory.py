@@ -50,10 +50,17 @@ def step_bytes(*, tokens_per_step: int, max_rows: int, widest_layer: int, vocab_
 
 
 def choose_num_blocks(
-    bytes_per_block: int, reserved_bytes: int, device: torch.device, *, num_blocks: int | None, kv_bytes: int | None
+    bytes_per_block: int,
+    reserved_bytes: int,
+    device: torch.device,
+    *,
+    num_blocks: int | None,
+    kv_bytes: int | None,
+    most_blocks: int,
 ) -> int:
     """Blocks to allocate, block 0 included: `num_blocks` as given, or what fits `kv_bytes`, or a share of free memory.
 
+    Only the share is limited to `most_blocks`, for a small model in a large memory.
     `reserved_bytes` stay free for a step's temporaries. Raises ModelRefused.
     """
     available = available_bytes(device)
@@ -61,7 +68,7 @@ def choose_num_blocks(
     if num_blocks is None:
         if kv_bytes is None:
             share = min(CPU_SHARE * usable, CPU_MOST_BYTES) if device.type == "cpu" else DEVICE_SHARE * usable
-            kv_bytes = int(share)
+            kv_bytes = int(min(share, most_blocks * bytes_per_block))
         num_blocks = kv_bytes // bytes_per_block
     required = max(num_blocks, NUM_RESERVED + 1) * bytes_per_block
     if num_blocks <= NUM_RESERVED or required > usable:
@@ -72,6 +79,11 @@ def choose_num_blocks(
         )
     log.info("kv_memory", num_blocks=num_blocks, block_bytes=bytes_per_block, available_bytes=available)
     return num_blocks
+
+
+def useful_blocks(max_rows: int, max_model_len: int, block_size: int) -> int:
+    """Twice what all rows hold at their longest: the other half keeps prefixes of sequences that have ended."""
+    return NUM_RESERVED + 2 * max_rows * -(-max_model_len // block_size)
 
 
 def fit_model_len(max_model_len: int, num_blocks: int, block_size: int) -> int:

@@ -9,7 +9,7 @@ from executor_svc import attention, loading
 from executor_svc.bundle import make_bundle
 from executor_svc.facts import gather_facts, model_len, vocab_size
 from executor_svc.loaded import LoadedModel
-from executor_svc.memory import KVMemory, block_bytes, choose_num_blocks, fit_model_len, step_bytes
+from executor_svc.memory import KVMemory, block_bytes, choose_num_blocks, fit_model_len, step_bytes, useful_blocks
 from executor_svc.proof import ProvenLayer, prove
 from executor_svc.runner import ModelRunner
 from executor_svc.settings import ExecutorSettings
@@ -37,6 +37,7 @@ def load(settings: ExecutorSettings) -> LoadedModel:
         device,
         num_blocks=settings.num_blocks,
         kv_bytes=settings.kv_memory,
+        most_blocks=useful_blocks(settings.max_rows, max_model_len, settings.block_size),
     )
     max_model_len = fit_model_len(max_model_len, num_blocks, settings.block_size)
     memory = KVMemory.allocate(layers, num_blocks, settings.block_size, device)

@@ -254,16 +254,17 @@ def test_learned_positions_are_right_to_the_end_of_their_table(tiny_directories,
 def test_kv_memory_is_sized_by_count_by_bytes_or_by_what_is_free(monkeypatch):
     monkeypatch.setattr(memory, "available_bytes", lambda device: 10_000)
     cpu = torch.device("cpu")
-    assert choose_num_blocks(100, 2_000, cpu, num_blocks=50, kv_bytes=None) == 50
-    assert choose_num_blocks(100, 2_000, cpu, num_blocks=None, kv_bytes=1_234) == 12
-    assert choose_num_blocks(100, 2_000, cpu, num_blocks=None, kv_bytes=None) == 40
+    assert choose_num_blocks(100, 2_000, cpu, num_blocks=50, kv_bytes=None, most_blocks=10) == 50
+    assert choose_num_blocks(100, 2_000, cpu, num_blocks=None, kv_bytes=1_234, most_blocks=10) == 12
+    assert choose_num_blocks(100, 2_000, cpu, num_blocks=None, kv_bytes=None, most_blocks=99) == 40
+    assert choose_num_blocks(100, 2_000, cpu, num_blocks=None, kv_bytes=None, most_blocks=10) == 10
 
 
 @pytest.mark.parametrize(("num_blocks", "kv_bytes"), [(81, None), (None, 8_100), (None, 150)])
 def test_kv_memory_that_does_not_fit_is_refused_with_both_sizes(monkeypatch, num_blocks, kv_bytes):
     monkeypatch.setattr(memory, "available_bytes", lambda device: 10_000)
     with pytest.raises(ModelRefused, match=r"\d+ bytes are required .* 10000 bytes are available"):
-        choose_num_blocks(100, 2_000, torch.device("cpu"), num_blocks=num_blocks, kv_bytes=kv_bytes)
+        choose_num_blocks(100, 2_000, torch.device("cpu"), num_blocks=num_blocks, kv_bytes=kv_bytes, most_blocks=99)
 
 
 def test_a_sequence_is_never_longer_than_all_blocks_together(directory):
