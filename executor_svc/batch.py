@@ -40,7 +40,7 @@ class ResidentBatch:
         self._state = np.zeros((6, num_rows), np.int32)
         self._tables = np.zeros((num_rows, min(_FIRST_TABLE_WIDTH, limits.blocks_per_row)), np.int32)
         self._known: list[Int32s] = [_EMPTY] * num_rows
-        self._seen_at = np.zeros(num_rows, np.int32)  # scratch: where in the schedule a row was last seen
+        self._seen_at = np.zeros(num_rows, np.int32)  # scratch of _repeated: where a row was last seen
 
     @property
     def block_size(self) -> int:
@@ -92,44 +92,48 @@ class ResidentBatch:
 
     def apply(self, plan: PlanColumns, session: int, lease: Lease) -> AppliedPlan:
         """Take a plan's changes in their stated order. Raises PlanViolation, and then nothing has changed."""
-        if not plan.changes_rows:
-            return self._apply(plan, session, lease)
+        if plan.moves_rows or len(plan.copy_rows):
+            return self._apply_or_restore(plan, session, lease)
+        places = self._append(plan, session)
+        try:
+            return self._run_schedule(plan, session, lease, [])
+        except PlanViolation:
+            self._take_off(plan.appended_rows, places)
+            raise
+
+    def _apply_or_restore(self, plan: PlanColumns, session: int, lease: Lease) -> AppliedPlan:
         touched = self._touched_rows(plan, session)
         state, tables = self._state[:, touched], self._tables[touched]
-        known = [self._known[row] for row in touched] if plan.moves_rows else None
+        known = [self._known[row] for row in touched]
         try:
-            return self._apply(plan, session, lease)
+            self._fork(plan, session)
+            self._end(plan)
+            starts = [self._start(started, session) for started in plan.started]
+            self._append(plan, session)
+            self._copy(plan, session)
+            return self._run_schedule(plan, session, lease, starts)
         except PlanViolation:
             self._state[:, touched] = state
             self._tables[touched, tables.shape[1] :] = 0  # tables may have grown in between
             self._tables[touched, : tables.shape[1]] = tables
-            for row, ids in zip(touched, known or (), strict=False):
+            for row, ids in zip(touched, known, strict=True):
                 self._known[row] = ids
             raise
 
     def _touched_rows(self, plan: PlanColumns, session: int) -> Int32s:
         """Rows that change before the schedule is looked at, all of them the session's."""
-        owner = self._ownership.of_row
-        parts = [plan.appended_rows, plan.copy_rows]
-        names = ["appended_rows", "copy_rows"]
-        if plan.moves_rows:
-            check_owned("fork_parents", plan.fork_parents, owner, session)
-            parts += [plan.fork_children, plan.ended_rows, np.array([s.row for s in plan.started], np.int32)]
-            names += ["fork_children", "ended_rows", "started.row"]
-        for name, rows in zip(names, parts, strict=True):
-            check_owned(name, rows, owner, session)
-        return np.concatenate(parts)
+        columns = {
+            "fork_children": plan.fork_children,
+            "ended_rows": plan.ended_rows,
+            "started.row": np.array([started.row for started in plan.started], np.int32),
+            "appended_rows": plan.appended_rows,
+            "copy_rows": plan.copy_rows,
+        }
+        for column, rows in columns.items():
+            check_owned(column, rows, self._ownership.of_row, session)
+        return np.concatenate(list(columns.values()))
 
-    def _apply(self, plan: PlanColumns, session: int, lease: Lease) -> AppliedPlan:
-        starts: list[RowStart] = []
-        if plan.moves_rows:
-            self._fork(plan)
-            self._end(plan)
-            starts = [self._start(started, session) for started in plan.started]
-        if len(plan.appended_rows):
-            self._append(plan, session)
-        if len(plan.copy_rows):
-            self._copy(plan, session)
+    def _run_schedule(self, plan: PlanColumns, session: int, lease: Lease, starts: list[RowStart]) -> AppliedPlan:
         first, ends, known = self._schedule(plan, session, lease)
         return AppliedPlan(
             fork_parents=plan.fork_parents,
@@ -146,9 +150,12 @@ class ResidentBatch:
             samples=plan.scheduled_samples,
         )
 
-    def _fork(self, plan: PlanColumns) -> None:
+    def _fork(self, plan: PlanColumns, session: int) -> None:
         parents, children = plan.fork_parents, plan.fork_children
-        check_live("fork_parents", parents, self.live)
+        if not len(children):
+            return
+        check_owned("fork_parents", parents, self._ownership.of_row, session)
+        check_live("fork_parents", parents, self._state[_LIVE])
         check_unique("fork_children", children)
         check_disjoint("fork_children", children, "ended_rows", plan.ended_rows)
         for sampling in plan.fork_sampling:
@@ -162,9 +169,10 @@ class ResidentBatch:
             self._state[_NUM_LOGPROBS, child] = _num_logprobs(sampling)
 
     def _end(self, plan: PlanColumns) -> None:
-        check_unique("ended_rows", plan.ended_rows)
-        check_live("ended_rows", plan.ended_rows, self.live)
-        self._clear(plan.ended_rows)
+        if len(plan.ended_rows):
+            check_unique("ended_rows", plan.ended_rows)
+            check_live("ended_rows", plan.ended_rows, self._state[_LIVE])
+            self._clear(plan.ended_rows)
 
     def _start(self, started: executor_pb2.StartedRow, session: int) -> RowStart:
         row = started.row
@@ -188,21 +196,35 @@ class ResidentBatch:
         )
         return RowStart(row, token_ids, started.num_prompt_tokens, started.sampling)
 
-    def _append(self, plan: PlanColumns, session: int) -> None:
-        rows = plan.appended_rows
-        check_live("appended_rows", rows, self.live)
-        check_owned("appended_blocks", plan.appended_blocks, self._ownership.of_block, session)
-        places = self.num_blocks[rows] + _rank_among_equals(rows)
-        limit = self._limits.blocks_per_row
-        if places.max() >= limit:
+    def _append(self, plan: PlanColumns, session: int) -> Int32s:
+        """Returns the place in its row's table that each block was put at."""
+        rows, blocks = plan.appended_rows, plan.appended_blocks
+        if not len(rows):
+            return _EMPTY
+        check_owned("appended_rows", rows, self._ownership.of_row, session)
+        check_live("appended_rows", rows, self._state[_LIVE])
+        check_owned("appended_blocks", blocks, self._ownership.of_block, session)
+        places = self.num_blocks.take(rows)
+        if self._repeated(rows).any():
+            places += _rank_among_equals(rows)
+        width, limit = int(places.max()) + 1, self._limits.blocks_per_row
+        if width > limit:
             raise PlanViolation("appended_rows", f"row {rows[places.argmax()]}", f"may have {limit} blocks at most")
-        self._grow_tables(int(places.max()) + 1)
-        self._tables[rows, places] = plan.appended_blocks
+        self._grow_tables(width)
+        self._tables[rows, places] = blocks
         self._state[_NUM_BLOCKS, rows] = places + 1  # of equal rows the last one counts
+        return places
+
+    def _take_off(self, rows: Int32s, places: Int32s) -> None:
+        """Undo an append."""
+        self._tables[rows, places] = 0
+        self._state[_NUM_BLOCKS, rows[::-1]] = places[::-1]  # of equal rows the first one counts
 
     def _copy(self, plan: PlanColumns, session: int) -> None:
         rows, sources, destinations = plan.copy_rows, plan.copy_sources, plan.copy_destinations
-        check_live("copy_rows", rows, self.live)
+        if not len(rows):
+            return
+        check_live("copy_rows", rows, self._state[_LIVE])
         check_owned("copy_sources", sources, self._ownership.of_block, session)
         check_owned("copy_destinations", destinations, self._ownership.of_block, session)
         check_unique("copy_destinations", destinations)
@@ -229,8 +251,6 @@ class ResidentBatch:
         total = int(tokens.sum(dtype=np.int64))
         if total > lease.tokens_per_step:
             raise PlanViolation("scheduled_tokens", f"{total} in all", f"the lease has {lease.tokens_per_step} a step")
-        places = np.arange(len(rows), dtype=np.int32)
-        self._seen_at[rows] = places
         live, known, sampled, first, blocks, _ = self._state.take(rows, axis=1)
         exist = known + sampled
         schedule = Schedule(
@@ -238,7 +258,7 @@ class ResidentBatch:
             tokens=tokens,
             samples=samples,
             foreign=self._ownership.of_row.take(rows) != session,
-            repeated=self._seen_at.take(rows) != places,
+            repeated=self._repeated(rows),
             dead=live == 0,
             first=first,
             end=first + tokens,
@@ -249,6 +269,12 @@ class ResidentBatch:
         self._state[_NUM_COMPUTED, rows] = schedule.end
         self._state[_NUM_SAMPLED, rows] = sampled + samples
         return first, schedule.end, known
+
+    def _repeated(self, rows: Int32s) -> NDArray[np.bool_]:
+        """Which entries name a row that comes again further on. Every row is in range."""
+        places = np.arange(len(rows), dtype=np.int32)
+        self._seen_at[rows] = places
+        return self._seen_at.take(rows) != places
 
     def _grow_tables(self, width: int) -> None:
         old = self._tables.shape[1]

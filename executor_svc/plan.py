@@ -38,11 +38,6 @@ class PlanColumns:
     scheduled_samples: NDArray[np.bool_]
 
     @property
-    def changes_rows(self) -> bool:
-        """Whether there is more than a schedule."""
-        return bool(self.moves_rows or len(self.appended_rows) or len(self.copy_rows))
-
-    @property
     def moves_rows(self) -> bool:
         """Whether a row begins, ends or forks."""
         return bool(self.started or len(self.ended_rows) or len(self.fork_children))

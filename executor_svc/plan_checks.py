@@ -41,7 +41,7 @@ def check_owned(column: str, ids: Int32s, owner: NDArray[np.int64], session: int
     if not len(ids):
         return
     check_in_range(column, ids, len(owner))
-    owned = owner[ids] == session
+    owned = owner.take(ids) == session
     if not owned.all():
         raise PlanViolation(column, f"id {ids[~owned][0]}", "is not in this session's lease")
 
@@ -60,10 +60,11 @@ def check_disjoint(column: str, ids: Int32s, other: str, other_ids: Int32s) -> N
         raise PlanViolation(column, f"id {both[0]}", f"is in {other} too")
 
 
-def check_live(column: str, rows: Int32s, live: NDArray[np.bool_]) -> None:
-    alive = live[rows]
+def check_live(column: str, rows: Int32s, live: Int32s) -> None:
+    """`live` is 1 for a live row, else 0."""
+    alive = live.take(rows)
     if not alive.all():
-        raise PlanViolation(column, f"row {rows[~alive][0]}", "is not live")
+        raise PlanViolation(column, f"row {rows[alive.argmin()]}", "is not live")
 
 
 def check_token_ids(column: str, ids: Int32s, limits: Limits) -> None:
