@@ -25,7 +25,7 @@ from executor_svc.stepper import RunnerFailed, Stepper
 from executor_svc.tokenizer_sender import TokenizerSender
 from paged.v1 import executor_pb2
 
-MAX_EPOCHS_WITHOUT_STEP = 3
+MAX_EPOCHS_WITHOUT_STEP = 5  # more than a scheduler tries with one request
 _MESSAGES_PER_TURN = 256
 PROBE_S = 0.25  # longest wait for a message, too
 

@@ -48,7 +48,8 @@ class Answer:
             piece = self._text_stream.finish()
             self._text.append(piece.text)
             self._num_taken += at_end_token
-            self._end(Finish(sequence.token_ids[-1] if at_end_token else None, piece.stop_string))
+            by_token = at_end_token and piece.stop_string is None
+            self._end(Finish(sequence.token_ids[-1] if by_token else None, piece.stop_string))
         self._changed.set()
 
     @property

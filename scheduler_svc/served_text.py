@@ -3,11 +3,15 @@
 import asyncio
 from pathlib import Path
 
+import structlog
+
 from scheduler_svc.errors import FieldViolation, InvalidRequest, Unavailable
 from scheduler_svc.link.session import ExecutorSession, SessionLost
 from scheduler_svc.text.bundle import BadBundle
 from scheduler_svc.text.bundle_cache import TokenizerCache
 from scheduler_svc.text.tokenizer import Tokenizer
+
+log = structlog.get_logger()
 
 
 class ServedText:
@@ -33,14 +37,27 @@ class ServedText:
         if self._hash == tokenizer_hash:
             return
         try:
-            data = await asyncio.to_thread(self._cache.get, tokenizer_hash)
+            data = await self._cached(tokenizer_hash)
             if data is None:
                 data = await session.fetch_tokenizer()
-                await asyncio.to_thread(self._cache.put, tokenizer_hash, data)
+                await self._keep(tokenizer_hash, data)
             self._tokenizer = await asyncio.to_thread(Tokenizer.from_bundle, data)
-        except (BadBundle, OSError) as error:
+        except BadBundle as error:
             raise SessionLost(f"the executor's tokenizer cannot be used: {error}", refused=True) from error
         self._hash = tokenizer_hash
+
+    async def _cached(self, tokenizer_hash: str) -> bytes | None:
+        try:
+            return await asyncio.to_thread(self._cache.get, tokenizer_hash)
+        except OSError as error:
+            log.warning("tokenizer_cache_unreadable", reason=str(error))
+            return None
+
+    async def _keep(self, tokenizer_hash: str, data: bytes) -> None:
+        try:
+            await asyncio.to_thread(self._cache.put, tokenizer_hash, data)
+        except OSError as error:
+            log.warning("tokenizer_cache_unwritable", reason=str(error))
 
     async def tokenize(self, text: str, max_tokens: int) -> list[int]:
         """Raises InvalidRequest, before the work, where the text is certain to have `max_tokens` or more."""
@@ -49,9 +66,9 @@ class ServedText:
 
     async def tokenize_chat(self, messages: list[dict[str, str]], max_tokens: int) -> list[int]:
         """As `tokenize`, for a conversation in the model's template."""
-        at_least = sum(self.tokenizer.lower_bound_tokens(message["content"]) for message in messages)
-        _check_length(at_least, max_tokens, "chat")
-        return await asyncio.to_thread(self.tokenizer.encode_chat, messages)
+        text = await asyncio.to_thread(self.tokenizer.render_chat, messages)
+        _check_length(self.tokenizer.lower_bound_tokens(text), max_tokens, "chat")
+        return await asyncio.to_thread(self.tokenizer.encode_rendered_chat, text)
 
     async def detokenize(self, ids: list[int], skip_special_tokens: bool) -> str:
         return await asyncio.to_thread(self.tokenizer.decode, ids, skip_special_tokens)

@@ -21,6 +21,7 @@ MAX_CACHE_SALT_BYTES = 256
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_BYTES = 1024
 MAX_STOP_TOKEN_IDS = 64
+MAX_CHAT_MESSAGES = 4096
 # Of one list: a million bad ids must not become a million sentences.
 MAX_VIOLATIONS_PER_LIST = 16
 
@@ -58,7 +59,7 @@ SAMPLING_RANGES = {
     "temperature": _Range(0, 100),
     "top_p": _Range(0, 1, low_included=False),
     "min_p": _Range(0, 1),
-    "repetition_penalty": _Range(0, 10, low_included=False),
+    "repetition_penalty": _Range(0.01, 10),
     "presence_penalty": _Range(-2, 2),
     "frequency_penalty": _Range(-2, 2),
 }
@@ -98,6 +99,9 @@ def check_tokenize(request: inference_pb2.TokenizeRequest, limits: Limits, *, ha
 def check_detokenize(request: inference_pb2.DetokenizeRequest, limits: Limits) -> None:
     """Raises ModelNotFound or InvalidRequest."""
     check_model(request.model, limits)
+    if (count := len(request.token_ids)) > limits.max_model_len:
+        found = f"has {count} entries, above the limit of {limits.max_model_len}, the model's length"
+        raise InvalidRequest(FieldViolation("token_ids", found))
     _raise_if_any(_token_id_violations("token_ids", request.token_ids, limits))
 
 
@@ -178,6 +182,9 @@ def _chat_violations(chat: inference_pb2.Chat, has_chat_template: bool) -> list[
         return [FieldViolation("chat", "the model has no chat template; render the conversation and send it as text")]
     if not chat.messages:
         return [FieldViolation("chat.messages", "is empty; a conversation needs at least one message")]
+    if len(chat.messages) > MAX_CHAT_MESSAGES:
+        found = f"has {len(chat.messages)} entries, above the limit of {MAX_CHAT_MESSAGES}"
+        return [FieldViolation("chat.messages", found)]
     without_role = (i for i, message in enumerate(chat.messages) if not message.role)
     return [
         FieldViolation(f"chat.messages[{i}].role", 'is empty; use "system", "user" or "assistant"')

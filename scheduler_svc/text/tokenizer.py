@@ -59,15 +59,19 @@ class Tokenizer:
         return self._encode(text, add_special_tokens, field="text")
 
     def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
-        """The ids of a conversation as the model's template writes it, ending where the model's turn begins.
+        """The ids of a conversation as the model's template writes it, ending where the model's turn begins."""
+        return self.encode_rendered_chat(self.render_chat(messages))
 
-        The template writes the begin token where the model wants one; none is added to it. InvalidRequest where
-        there is no template, or it refuses the conversation.
-        """
+    def render_chat(self, messages: list[dict[str, str]]) -> str:
+        """The conversation as the model's template writes it. InvalidRequest where there is none, or it refuses."""
         if self._chat_template is None:
             violation = FieldViolation("chat", "the model has no chat template; send text or token_ids instead")
             raise InvalidRequest(violation)
-        return self._encode(self._chat_template.render(messages), add_special_tokens=False, field="chat")
+        return self._chat_template.render(messages)
+
+    def encode_rendered_chat(self, text: str) -> list[int]:
+        """The template writes the begin token where the model wants one; none is added to it."""
+        return self._encode(text, add_special_tokens=False, field="chat")
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         """The ids' text as the tokenizer's own decoder gives it. Ids outside the vocabulary have no text."""

@@ -1,0 +1,139 @@
+"""Real models through the whole system: gRPC, scheduler, plan stream, executor. Judged by the margin rule."""
+
+import asyncio
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedModel
+
+from executor_svc.demo_model import demo_model_path
+from executor_svc.refusal import ModelRefused
+from paged.client import Client
+from paged.v1 import executor_pb2, inference_pb2
+from tests.margin import MARGIN, assert_drawn, assert_greedy, assert_logprobs, reference_logits, reference_model
+from tests.processes import cleaned_up, start_executor, start_scheduler
+from tests.system.requests import idle_load, ready
+from tests.tiny_models import CONFIGS, VOCAB_SIZE, save_tiny
+
+# Gemma's residual stream grows into the thousands over 18 layers, where fp32 is ten times coarser than in tiny models.
+REAL_MODEL_MARGIN = 1e-3
+
+
+@dataclass
+class Answered:
+    """A request with its answer."""
+
+    prompt: list[int]
+    sampling: executor_pb2.RowSampling
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[inference_pb2.TokenLogprobs] = field(default_factory=list)
+
+
+async def ask(client: Client, wanted: Answered, max_tokens: int) -> None:
+    sampling = wanted.sampling
+    stream = client.generate(
+        wanted.prompt,
+        max_tokens=max_tokens,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        seed=sampling.seed,
+        repetition_penalty=sampling.repetition_penalty,
+        logprobs=3,
+        ignore_eos=True,
+    )
+    async for message in stream:
+        wanted.ids += message.token_ids
+        wanted.logprobs += message.logprobs
+
+
+def judge(reference: PreTrainedModel, answered: Answered, margin: float = MARGIN) -> None:
+    token_ids, num_prompt = answered.prompt + answered.ids, len(answered.prompt)
+    logits = reference_logits(reference, token_ids)
+    if answered.sampling.temperature == 0 and answered.sampling.repetition_penalty == 1:
+        assert_greedy(logits, token_ids, num_prompt, margin)
+    elif answered.sampling.temperature > 0:
+        assert_drawn(logits, token_ids, num_prompt, answered.sampling, margin)
+    columns = [
+        ([token, *entry.top_ids], [entry.logprob, *entry.top_logprobs], entry.rank)
+        for token, entry in zip(answered.ids, answered.logprobs, strict=True)
+    ]
+    assert_logprobs(logits, token_ids, num_prompt, columns, margin)
+
+
+def mixed(count: int, vocab_size: int, longest: int, chance: random.Random) -> list[Answered]:
+    """Prompts of mixed lengths, half of them with a common beginning; greedy, drawn and penalised."""
+    stem = [chance.randrange(vocab_size) for _ in range(longest)]
+    wanted = []
+    for i in range(count):
+        begin = stem[: chance.randrange(longest // 2)] if i % 2 else []
+        tail = [chance.randrange(vocab_size) for _ in range(chance.randrange(1, longest // 2))]
+        sampling = executor_pb2.RowSampling(
+            temperature=0.0 if i % 3 else 1.0,
+            top_p=1.0,
+            top_k=0 if i % 2 else 20,
+            repetition_penalty=1.3 if i % 4 == 3 else 1.0,
+            seed=i,
+        )
+        wanted.append(Answered(begin + tail, sampling))
+    return wanted
+
+
+@pytest.fixture(scope="module")
+def tiny_directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("served")
+    return {family: save_tiny(root, family) for family in CONFIGS}
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "gemma3", "gpt2"])
+async def test_margins_hold_alone_together_chunked_cached_and_preempted(
+    family: str, tiny_directories: dict[str, Path], tmp_path: Path
+) -> None:
+    directory = tiny_directories[family]
+    wanted = mixed(14, VOCAB_SIZE, 40, random.Random(1))
+    pool = ["--block-size", "4", "--num-blocks", "40", "--max-rows", "8", "--tokens-per-step", "12"]
+    with cleaned_up([]) as services:
+        services.append(start_executor(tmp_path, "--model", str(directory), "--dtype", "float32", *pool))
+        endpoint = services[0].wait_until_ready().address
+        services.append(start_scheduler(tmp_path, endpoint))
+        async with Client(services[1].wait_until_ready().address) as client:
+            await ready(client)
+            await ask(client, wanted[0], 20)
+            alone = await idle_load(client)
+            await asyncio.gather(*[ask(client, one, 20) for one in wanted[1:]])
+            load = await idle_load(client)
+    assert alone.preemptions == 0
+    assert load.preemptions > 0
+    assert load.cached_prompt_tokens > 0
+    assert load.peak_running_sequences > 2
+    assert load.used_blocks == 0
+    reference = reference_model(directory)
+    for answered in wanted:
+        assert len(answered.ids) == 20
+        judge(reference, answered)
+
+
+@pytest.mark.model
+async def test_a_hundred_requests_to_the_small_real_model_in_a_pool_too_small(tmp_path: Path) -> None:
+    try:
+        directory = demo_model_path()
+    except ModelRefused as reason:
+        pytest.skip(str(reason))
+    wanted = mixed(100, 200_000, 40, random.Random(2))
+    pool = ["--num-blocks", "33", "--max-rows", "16", "--tokens-per-step", "128", "--dtype", "float32"]
+    with cleaned_up([]) as services:
+        services.append(start_executor(tmp_path, "--model", str(directory), *pool))
+        endpoint = services[0].wait_until_ready().address
+        services.append(start_scheduler(tmp_path, endpoint))
+        async with Client(services[1].wait_until_ready().address) as client:
+            await ready(client)
+            await asyncio.gather(*[ask(client, one, 24) for one in wanted])
+            load = await idle_load(client)
+    assert [len(answered.ids) for answered in wanted] == [24] * 100
+    assert load.preemptions > 0
+    assert load.used_blocks == 0
+    assert load.finished_requests == 100
+    reference = reference_model(directory)
+    for answered in wanted:
+        judge(reference, answered, REAL_MODEL_MARGIN)

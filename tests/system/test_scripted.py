@@ -1,0 +1,110 @@
+"""What the model says and suffers is scripted: texts that end in odd ways, logits that are not finite, poison."""
+
+import asyncio
+import json
+import random
+
+import pytest
+
+from paged.client import Client, ServerError
+from paged.v1 import inference_pb2
+from tests.system.conftest import System
+from tests.system.requests import answer, idle_load, mixed_calls, ready
+
+PROMPT = [1, 2, 3]
+
+
+def utf8(text: str) -> list[int]:
+    """Ids of the simulated tokenizer: one for each byte."""
+    return list(text.encode())
+
+
+def script(system: System, **entries: list[dict]) -> None:
+    path = system.directory / "script.json"
+    path.write_text(json.dumps(entries))
+    system.executor_flags += ["--simulate-script", str(path)]
+
+
+async def stream_and_whole(system: System, **options) -> tuple[str, inference_pb2.GenerateResponse]:
+    """The text of a stream, its pieces joined, and the last message of the same request asked for as a whole."""
+    async with Client(system.address) as client:
+        await ready(client)
+        text, last = "", inference_pb2.GenerateResponse()
+        async for message in client.generate(PROMPT, temperature=0, **options):
+            text, last = text + message.text, message
+        whole = await client.complete(PROMPT, temperature=0, **options)
+    assert whole.text == text
+    assert whole.finish == last.finish
+    assert whole.usage.completion_tokens == last.usage.completion_tokens == len(whole.token_ids)
+    return text, last
+
+
+@pytest.mark.parametrize(
+    ("said", "stop", "text", "matched", "num_tokens"),
+    [
+        ("lmnopqrstu", ["nopqrst", "ZZ"], "lm", "nopqrst", 9),
+        ("nopX and more ZZ", ["nopqrst", "ZZ"], "nopX and more ", "ZZ", 16),
+        ("xabc", ["ab", "abc"], "x", "ab", 3),
+        ("café 👩‍👩‍👧 end", [" end"], "café 👩‍👩‍👧", " end", len("café 👩‍👩‍👧 end".encode())),
+    ],
+)
+async def test_text_ends_exactly_before_the_first_stop_string(
+    system: System, said: str, stop: list[str], text: str, matched: str, num_tokens: int
+) -> None:
+    script(system, replies=[{"prompt": PROMPT, "output": utf8(said + "never seen")}])
+    system.start()
+    streamed, last = await stream_and_whole(system, stop=stop, max_tokens=100)
+    assert streamed == text
+    assert last.finish.stop_string == matched
+    assert last.finish.reason == inference_pb2.FINISH_REASON_STOP
+    assert last.usage.completion_tokens == num_tokens
+
+
+async def test_held_back_text_arrives_when_the_answer_ends_by_length(system: System) -> None:
+    script(system, replies=[{"prompt": PROMPT, "output": utf8("xyab")}])
+    system.start()
+    streamed, last = await stream_and_whole(system, stop=["abc"], max_tokens=4)
+    assert streamed == "xyab"
+    assert last.finish.reason == inference_pb2.FINISH_REASON_LENGTH
+
+
+async def test_an_end_token_is_counted_and_has_no_text(system: System) -> None:
+    script(system, replies=[{"prompt": PROMPT, "output": [*utf8("done"), 257]}])
+    system.start()
+    streamed, last = await stream_and_whole(system, max_tokens=100)
+    assert streamed == "done"
+    assert last.finish.token_id == 257
+    assert last.usage.completion_tokens == 5
+
+
+async def test_logits_that_are_not_finite_end_their_request_alone(system: System) -> None:
+    script(system, faults=[{"kind": "not_finite", "row_of_prompt": PROMPT}])
+    system.start()
+    calls = mixed_calls(20, random.Random(8))
+    async with Client(system.address) as client:
+        await ready(client)
+        running = [asyncio.create_task(answer(client, call)) for call in calls]
+        with pytest.raises(ServerError):
+            await client.complete(PROMPT, max_tokens=20)
+        assert await asyncio.gather(*running) == [call.expected() for call in calls]
+        load = await idle_load(client)
+    assert load.failed_requests == 1
+    assert load.used_blocks == 0
+
+
+async def test_a_request_that_takes_the_executor_down_each_time_is_given_up(system: System) -> None:
+    script(system, faults=[{"kind": "raise", "row_of_prompt": PROMPT}])
+    system.executor_flags += ["--max-rows", "1", "--tokens-per-step", "64"]
+    system.start()
+    calls = mixed_calls(5, random.Random(9))
+    async with Client(system.address) as client:
+        await ready(client)
+        poison = asyncio.create_task(client.complete(PROMPT, max_tokens=20))
+        await asyncio.sleep(0)
+        running = [asyncio.create_task(answer(client, call)) for call in calls]
+        with pytest.raises(ServerError):
+            await poison
+        assert await asyncio.gather(*running) == [call.expected() for call in calls]
+        load = await idle_load(client)
+    assert load.executor_losses == 3
+    assert load.failed_requests == 1
