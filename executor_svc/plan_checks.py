@@ -105,7 +105,7 @@ _RANGES = (
 
 
 def check_sampling(column: str, sampling: executor_pb2.RowSampling, limits: Limits) -> None:
-    """Every parameter is finite and within the range that inference.proto names."""
+    """Every parameter is finite and within the range that inference.proto names, or a little beyond."""
     for name, lowest, highest, closed in _RANGES:
         value = getattr(sampling, name)
         if not math.isfinite(value) or value > highest or value < lowest or (value == lowest and not closed):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from executor_svc.service import MAX_EPOCHS_WITHOUT_STEP
 from executor_svc.sessions import MAX_WAITING
 from executor_svc.simulated_text import simulated_continuation
 from paged.v1.executor_pb2 import Fault, GetTokenizer, StepPlan
@@ -289,7 +290,7 @@ def test_an_executor_that_always_fails_gives_up(start: Callable[..., Service], t
     script.write_text(f'{{"faults": [{{"row_of_prompt": {PROMPT}, "kind": "raise"}}]}}')
     executor = start("--simulate-script", str(script))
     with PlanClient(executor.address) as client:
-        for _ in range(3):
+        for _ in range(MAX_EPOCHS_WITHOUT_STEP):
             client.attach()
             client.send_plan(prefill())
             assert client.fault().scope == Fault.SCOPE_EPOCH
