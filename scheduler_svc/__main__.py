@@ -15,6 +15,8 @@ from scheduler_svc.logs import configure_logs
 from scheduler_svc.parent import exit_with_parent
 from scheduler_svc.settings import SchedulerSettings, parse_settings
 
+LAST_MESSAGES_S = 1.0  # for calls to end once their answers have
+
 log = structlog.get_logger()
 
 
@@ -31,9 +33,12 @@ async def serve(settings: SchedulerSettings) -> None:
     try:
         await asyncio.wait([driving, waiting], return_when=asyncio.FIRST_COMPLETED)
         log.info("stopping")
+        # The engine refuses new requests by itself, so the server goes on taking calls until the last answer has ended:
+        # one that came while the server was closing would be told CANCELLED.
         engine.stop()
-        await server.stop()
+        await engine.drained(settings.shutdown_grace_s)
         engine.fail_all(Unavailable("the scheduler is shutting down"))
+        await server.stop(LAST_MESSAGES_S)
     finally:
         waiting.cancel()
         driving.cancel()

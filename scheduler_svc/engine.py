@@ -75,6 +75,12 @@ class Engine:
         """Take no new requests; those that run go on."""
         self._is_stopping = True
 
+    async def drained(self, seconds: float) -> None:
+        """Until no request is left, or this time has passed."""
+        end = time.monotonic() + seconds
+        while self._answers and time.monotonic() < end:
+            await asyncio.sleep(0.02)
+
     def fail_all(self, error: PagedError) -> None:
         """End every request with this error."""
         for answer in list(self._answers.values()):

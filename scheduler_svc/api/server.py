@@ -64,10 +64,10 @@ class ApiServer:
         log.info("listening", address=address)
         return address
 
-    async def stop(self) -> None:
-        """Take no new calls, give running ones the grace period, then cancel them."""
+    async def stop(self, grace_s: float) -> None:
+        """Take no new calls, give running ones this time, then cancel them."""
         await self._health.stop()
-        await self._server.stop(self._settings.shutdown_grace_s)
+        await self._server.stop(grace_s)
 
     async def wait(self) -> None:
         """Until the server has stopped."""

@@ -15,7 +15,7 @@ def engine() -> ScriptedEngine:
 
 @pytest.fixture
 def settings() -> SchedulerSettings:
-    return SchedulerSettings(listen_address="127.0.0.1:0", shutdown_grace_s=0)
+    return SchedulerSettings(listen_address="127.0.0.1:0")
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ async def address(engine: ScriptedEngine, settings: SchedulerSettings) -> AsyncI
     """Of a real server over the scripted engine."""
     server = ApiServer(engine, settings)
     yield await server.start()
-    await server.stop()
+    await server.stop(0.1)
 
 
 @pytest.fixture

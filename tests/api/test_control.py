@@ -34,7 +34,7 @@ async def test_a_model_without_a_begin_token_has_none(client: Client, engine: Sc
 class TestShorterLength:
     @pytest.fixture
     def settings(self) -> SchedulerSettings:
-        return SchedulerSettings(listen_address="127.0.0.1:0", shutdown_grace_s=0, max_model_len=32)
+        return SchedulerSettings(listen_address="127.0.0.1:0", max_model_len=32)
 
     async def test_the_model_is_as_long_as_the_setting_allows(self, client: Client) -> None:
         assert (await client.model()).max_model_len == 32

@@ -181,7 +181,7 @@ async def test_tokenize_and_detokenize(client: Client) -> None:
 class TestServersLimit:
     @pytest.fixture
     def settings(self) -> SchedulerSettings:
-        return SchedulerSettings(listen_address="127.0.0.1:0", shutdown_grace_s=0, max_request_s=0.1)
+        return SchedulerSettings(listen_address="127.0.0.1:0", max_request_s=0.1)
 
     async def test_the_servers_limit_ends_a_request_without_a_deadline(
         self, client: Client, engine: ScriptedEngine

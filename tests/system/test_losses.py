@@ -145,3 +145,21 @@ def wait_for_log(service: Service, event: str, timeout_s: float) -> None:
     while event not in service.log:
         assert time.monotonic() < end, f"{event} not logged within {timeout_s} s"
         time.sleep(0.02)
+
+
+async def test_a_stopping_scheduler_refuses_new_calls_and_ends_those_that_run(system: System) -> None:
+    system.executor_flags = ["--num-blocks", "400", *SLOW_STEPS]
+    system.start()
+    call = Call([300, 301, 302], 200, 0.0, 0, "")
+    async with Client(system.address) as client:
+        await ready(client)
+        running = asyncio.create_task(answer(client, call))
+        while (await client.load()).generated_tokens < 10:
+            await asyncio.sleep(0.01)
+        system.scheduler.process.terminate()
+        wait_for_log(system.scheduler, "stopping", 15)
+        with pytest.raises(UnavailableError):
+            await answer(client, call)
+        assert await running == call.expected()
+    assert await asyncio.to_thread(system.scheduler.process.wait, 15) == 0
+    wait_for_log(system.executor, "session_ended", 5)
