@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 
 import uvloop
-import zmq.asyncio
+import zmq
 
 from paged.v1 import executor_pb2 as pb
 from scheduler_svc.core.scheduler import Scheduler
@@ -33,7 +33,7 @@ PROMPT_TOKENS = (32, 96)
 async def round_trips_us(endpoint: str, num_rows: int, steps: int) -> list[float]:
     """µs of each of `steps` decode plans of `num_rows` rows."""
     chance = random.Random(0)
-    context = zmq.asyncio.Context()
+    context = zmq.Context()
     session = ExecutorSession(context, LinkOptions(endpoint, "benchmark", 10.0, 1 << 24))
     try:
         _, lease = await session.attach()

@@ -5,7 +5,7 @@ import time
 from typing import Protocol
 
 import structlog
-import zmq.asyncio
+import zmq
 
 from paged.v1 import executor_pb2 as pb
 from scheduler_svc.core.audit import audit_idle
@@ -54,7 +54,7 @@ class Driver:
         return self._session is not None
 
     async def run(self) -> None:
-        context = zmq.asyncio.Context()
+        context = zmq.Context()
         pause_s = MIN_PAUSE_S
         try:
             while True:
@@ -71,7 +71,7 @@ class Driver:
             self._wake_scheduled = True
             asyncio.get_running_loop().call_soon(self._on_wake)
 
-    async def _one_session(self, context: zmq.asyncio.Context) -> SessionLost:
+    async def _one_session(self, context: zmq.Context) -> SessionLost:
         """Attach, and serve until the session ends; returns why."""
         session = ExecutorSession(context, self._options)
         try:
