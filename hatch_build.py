@@ -10,11 +10,9 @@ ROOT = Path(__file__).parent
 def generate_stubs() -> None:
     """Write `*_pb2.py`, `*_pb2_grpc.py` and `.pyi` files next to `paged/v1/__init__.py`."""
     protos = sorted(path.relative_to(ROOT / "protos") for path in (ROOT / "protos").rglob("*.proto"))
-    subprocess.run(
-        [sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT / 'protos'}", f"--python_out={ROOT}"]
-        + [f"--grpc_python_out={ROOT}", f"--pyi_out={ROOT}", *map(str, protos)],
-        check=True,
-    )
+    outputs = [f"--{kind}_out={ROOT}" for kind in ("python", "grpc_python", "pyi")]
+    command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT / 'protos'}", *outputs, *map(str, protos)]
+    subprocess.run(command, check=True)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ def plan_apply_us(num_running: int, steps: int) -> float:
     scheduler = _filled(num_running, steps)
     chance = np.random.default_rng(0)
     in_flight: deque[Plan] = deque()
-    times = []
+    times: list[float] = []
     while len(times) < steps:
         begin = time.perf_counter()
         plan = scheduler.plan()

@@ -53,15 +53,15 @@ def _serve(settings: ExecutorSettings, router: Router) -> int:
 
 def _load(settings: ExecutorSettings) -> LoadedModel:
     if settings.simulate:
-        from executor_svc.simulated_model import load_simulated
-        from executor_svc.simulated_script import ScriptError
+        from executor_svc.simulated.load import load_simulated
+        from executor_svc.simulated.script import ScriptError
 
         try:
             return load_simulated(settings)
         except ScriptError as error:
             refuse(f"--simulate-script: {error}")
-    from executor_svc.model import load  # brings torch, which the simulated executor does without
-    from executor_svc.refusal import ModelRefused
+    from executor_svc.model.load import load  # brings torch, which the simulated executor does without
+    from executor_svc.model.refusal import ModelRefused
 
     try:
         return load(settings)

@@ -14,7 +14,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from executor_svc.randomness import random_uniform
+from executor_svc.model.randomness import random_uniform
 from paged.v1 import executor_pb2
 
 MARGIN = 1e-4  # nats, and probability

@@ -56,7 +56,7 @@ async def run(model: str | None, *, simulate: bool, max_tokens: int) -> None:
 
 
 async def _demo_model(console: Console) -> str:
-    command = (sys.executable, "-m", "executor_svc.demo_model")
+    command = (sys.executable, "-m", "executor_svc.model.demo_model")
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     try:
         output, _ = await _waiting(console, "the small model, which is prepared once", process.communicate())

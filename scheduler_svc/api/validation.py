@@ -59,7 +59,7 @@ SAMPLING_RANGES = {
     "temperature": _Range(0, 100),
     "top_p": _Range(0, 1, low_included=False),
     "min_p": _Range(0, 1),
-    "repetition_penalty": _Range(0.01, 10),
+    "repetition_penalty": _Range(0.125, 10),
     "presence_penalty": _Range(-2, 2),
     "frequency_penalty": _Range(-2, 2),
 }

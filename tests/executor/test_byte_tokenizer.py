@@ -7,7 +7,7 @@ import zipfile
 import pytest
 from tokenizers import Tokenizer
 
-from executor_svc.byte_tokenizer import BOS_ID, EOS_ID, make_bundle
+from executor_svc.simulated.byte_tokenizer import BOS_ID, EOS_ID, make_bundle
 
 VOCAB = 32000
 

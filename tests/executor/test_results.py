@@ -5,8 +5,8 @@ import numpy as np
 from executor_svc.leases import Lease
 from executor_svc.plan import read_plan
 from executor_svc.results import split_output
-from executor_svc.simulated import SimulatedRunner
-from executor_svc.simulated_text import simulated_continuation
+from executor_svc.simulated.runner import SimulatedRunner
+from executor_svc.simulated.text import simulated_continuation
 from executor_svc.stepper import Stepper
 from paged.v1.executor_pb2 import StepPlan, StepResult
 from tests.executor.plans import OTHER_SESSION, SESSION, ids_of, make_batch, sampling, schedule, start

@@ -16,7 +16,7 @@ import pytest
 
 from executor_svc.service import MAX_EPOCHS_WITHOUT_STEP
 from executor_svc.sessions import MAX_WAITING
-from executor_svc.simulated_text import simulated_continuation
+from executor_svc.simulated.text import simulated_continuation
 from paged.v1.executor_pb2 import Fault, GetTokenizer, StepPlan
 from tests.executor.client import PlanClient
 from tests.executor.plans import ids_of, sampling, schedule

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from executor_svc.simulated import Latency, SimulatedFailure, SimulatedRunner
-from executor_svc.simulated_script import Reply, Script, ScriptedFault, ScriptError, read_script
-from executor_svc.simulated_text import SimulatedText, simulated_continuation
+from executor_svc.simulated.runner import Latency, SimulatedFailure, SimulatedRunner
+from executor_svc.simulated.script import Reply, Script, ScriptedFault, ScriptError, read_script
+from executor_svc.simulated.text import SimulatedText, simulated_continuation
 from executor_svc.step import RowStart, Step, StepOutput
 from paged.v1.executor_pb2 import RowSampling
 from tests.executor.plans import sampling

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from executor_svc.simulated_memory import UNWRITTEN, SlotMemory, UnwrittenSlot
-from executor_svc.simulated_text import R
+from executor_svc.simulated.memory import UNWRITTEN, SlotMemory, UnwrittenSlot
+from executor_svc.simulated.text import R
 
 NUM_BLOCKS = 6
 B = 4

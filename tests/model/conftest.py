@@ -4,7 +4,7 @@ import pytest
 import torch
 import transformers
 
-from executor_svc.model import load
+from executor_svc.model.load import load
 from executor_svc.settings import ExecutorSettings
 from tests.margin import reference_model
 from tests.tiny_models import CONFIGS, VOCAB_SIZE, save_tiny

@@ -4,8 +4,8 @@ import pytest
 import torch
 import transformers
 
-from executor_svc.proof import prove
-from executor_svc.refusal import ModelRefused
+from executor_svc.model.proof import prove
+from executor_svc.model.refusal import ModelRefused
 from tests.model.conftest import BLOCK_SIZE, MAX_ROWS, Model, random_ids
 from tests.model.driver import Driver
 from tests.model.test_margin import NUM_OUTPUTS, assert_margin, drawn, greedy

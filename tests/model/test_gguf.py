@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from executor_svc.gguf import converted, made_once
-from executor_svc.model import load
-from executor_svc.refusal import ModelRefused
+from executor_svc.model.gguf import converted, made_once
+from executor_svc.model.load import load
+from executor_svc.model.refusal import ModelRefused
 from tests.model.conftest import settings_for
 from tests.tiny_models import VOCAB_SIZE
 
@@ -60,7 +60,7 @@ def test_what_fails_half_way_leaves_nothing_and_may_be_tried_again(tmp_path):
 def test_a_process_that_dies_half_way_holds_up_nobody(tmp_path):
     code = (
         "import pathlib, signal, os, sys\n"
-        "from executor_svc.gguf import made_once\n"
+        "from executor_svc.model.gguf import made_once\n"
         "made_once(pathlib.Path(sys.argv[1]), lambda making: os.kill(os.getpid(), signal.SIGKILL))\n"
     )
     dead = subprocess.run([sys.executable, "-c", code, str(tmp_path / "made")], timeout=60, check=False)
@@ -78,7 +78,7 @@ def test_a_file_that_is_no_gguf_is_refused_and_leaves_nothing(tmp_path):
 
 def test_a_file_that_changed_is_converted_anew(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "executor_svc.gguf.convert", lambda file, making: (making / "copy").write_bytes(file.read_bytes())
+        "executor_svc.model.gguf.convert", lambda file, making: (making / "copy").write_bytes(file.read_bytes())
     )
     file = tmp_path / "model.gguf"
     file.write_bytes(b"one")

@@ -12,10 +12,10 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from executor_svc import loading, memory
-from executor_svc.facts import fingerprint, model_len
-from executor_svc.memory import choose_num_blocks
-from executor_svc.model import load
-from executor_svc.refusal import ModelRefused
+from executor_svc.model.facts import fingerprint, model_len
+from executor_svc.model.load import load
+from executor_svc.model.memory import choose_num_blocks
+from executor_svc.model.refusal import ModelRefused
 from tests.margin import assert_greedy, reference_logits
 from tests.model.conftest import MAX_ROWS, Model, random_ids, settings_for
 from tests.model.driver import Driver, Sequence, row_sampling

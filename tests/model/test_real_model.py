@@ -4,9 +4,9 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from executor_svc.demo_model import demo_model_path
-from executor_svc.model import load
-from executor_svc.refusal import ModelRefused
+from executor_svc.model.demo_model import demo_model_path
+from executor_svc.model.load import load
+from executor_svc.model.refusal import ModelRefused
 from tests.margin import assert_drawn, greedy_gaps, reference_logits, reference_model
 from tests.model.conftest import MAX_ROWS, settings_for
 from tests.model.driver import Driver, Sequence, row_sampling

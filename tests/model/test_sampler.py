@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from executor_svc.randomness import random_uniform
-from executor_svc.sampler import ForkWithoutCounts, Sampler
+from executor_svc.model.randomness import random_uniform
+from executor_svc.model.sampler import ForkWithoutCounts, Sampler
 from executor_svc.step import RowStart
 from tests.margin import distribution
 from tests.model.driver import row_sampling
@@ -133,7 +133,7 @@ def test_parts_of_a_large_batch_are_drawn_as_the_whole_is(monkeypatch):
     logits = random_logits(6, rows=33)
     sampling = [row_sampling(**GRID[i % len(GRID)], seed=i) for i in range(33)]
     together, _ = sample(sampler_with(*sampling, context=CONTEXT, num_prompt=5), logits)
-    monkeypatch.setattr("executor_svc.drawing.MAX_ELEMENTS", 3 * VOCAB)
+    monkeypatch.setattr("executor_svc.model.drawing.MAX_ELEMENTS", 3 * VOCAB)
     assert sample(sampler_with(*sampling, context=CONTEXT, num_prompt=5), logits)[0] == together
 
 
@@ -141,7 +141,7 @@ def test_tokens_without_probability_are_never_drawn_even_at_the_ends(monkeypatch
     logits = torch.full((1, VOCAB), -math.inf)
     logits[0, [3, 30]] = 0.0
     for u, token in ((0.0, 3), (0.5 - 2**-40, 3), (0.5, 30), (1 - 2**-53, 30)):
-        monkeypatch.setattr("executor_svc.sampler.random_uniform", lambda *_, u=u: np.array([u]))
+        monkeypatch.setattr("executor_svc.model.sampler.random_uniform", lambda *_, u=u: np.array([u]))
         assert sample(sampler_with(row_sampling(temperature=1.0)), logits)[0] == [token]
 
 

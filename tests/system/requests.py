@@ -5,7 +5,7 @@ import contextlib
 import random
 from dataclasses import dataclass
 
-from executor_svc.simulated_text import simulated_continuation
+from executor_svc.simulated.text import simulated_continuation
 from paged.client import Client, UnavailableError
 from paged.v1 import control_pb2
 from tests.system.conftest import VOCAB_SIZE

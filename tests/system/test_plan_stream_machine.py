@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from executor_svc.simulated_text import simulated_continuation
+from executor_svc.simulated.text import simulated_continuation
 from scheduler_svc.core.audit import audit, audit_idle
 from scheduler_svc.core.sequence import Sampling
 from scheduler_svc.engine import Engine

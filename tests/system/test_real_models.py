@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedModel
 
-from executor_svc.demo_model import demo_model_path
-from executor_svc.refusal import ModelRefused
+from executor_svc.model.demo_model import demo_model_path
+from executor_svc.model.refusal import ModelRefused
 from paged.client import Client
 from paged.v1 import executor_pb2, inference_pb2
 from tests.margin import MARGIN, assert_drawn, assert_greedy, assert_logprobs, reference_logits, reference_model

@@ -5,9 +5,9 @@ import inspect
 import torch
 from transformers import PreTrainedModel
 
-from executor_svc.attention import CurrentStep, StepTensors
-from executor_svc.memory import KVMemory
-from executor_svc.sampler import Sampler
+from executor_svc.model.attention import CurrentStep, StepTensors
+from executor_svc.model.memory import KVMemory
+from executor_svc.model.sampler import Sampler
 from executor_svc.step import Int32s, RowStart, Step, StepOutput
 from kernels import Backend
 from paged.v1 import executor_pb2

@@ -5,15 +5,15 @@ from pathlib import Path
 import structlog
 from transformers import PreTrainedModel
 
-from executor_svc import attention, loading
-from executor_svc.bundle import make_bundle
-from executor_svc.facts import gather_facts, model_len, vocab_size
 from executor_svc.loaded import LoadedModel
-from executor_svc.memory import KVMemory, block_bytes, choose_num_blocks, fit_model_len, step_bytes, useful_blocks
-from executor_svc.proof import ProvenLayer, prove
-from executor_svc.runner import ModelRunner
+from executor_svc.model import attention, loading
+from executor_svc.model.bundle import make_bundle
+from executor_svc.model.facts import gather_facts, model_len, vocab_size
+from executor_svc.model.memory import KVMemory, block_bytes, choose_num_blocks, fit_model_len, step_bytes, useful_blocks
+from executor_svc.model.proof import ProvenLayer, prove
+from executor_svc.model.runner import ModelRunner
+from executor_svc.model.warm_up import warm_up
 from executor_svc.settings import ExecutorSettings
-from executor_svc.warm_up import warm_up
 from kernels import Backend, backend
 
 log = structlog.get_logger(__name__)

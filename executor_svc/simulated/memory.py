@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from executor_svc.simulated_text import UInt64s, powers
+from executor_svc.simulated.text import UInt64s, powers
 from executor_svc.step import Int32s
 
 UNWRITTEN = -1

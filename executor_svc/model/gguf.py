@@ -15,7 +15,7 @@ from typing import Any
 
 import structlog
 
-from executor_svc.refusal import ModelRefused, check_complete
+from executor_svc.model.refusal import ModelRefused, check_complete
 
 log = structlog.get_logger(__name__)
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from executor_svc.drawing import DrawParameters, draw
-from executor_svc.penalties import Penalties, TokenCounts
-from executor_svc.randomness import random_uniform
+from executor_svc.model.drawing import DrawParameters, draw
+from executor_svc.model.penalties import Penalties, TokenCounts
+from executor_svc.model.randomness import random_uniform
+from executor_svc.model.token_logprobs import token_logprobs
 from executor_svc.step import Int32s, Logprobs, RowStart
-from executor_svc.token_logprobs import token_logprobs
 from paged.v1 import executor_pb2
 
 

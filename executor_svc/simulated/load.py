@@ -2,11 +2,11 @@
 
 import hashlib
 
-from executor_svc.byte_tokenizer import BOS_ID, make_bundle
 from executor_svc.loaded import LoadedModel
 from executor_svc.settings import ExecutorSettings
-from executor_svc.simulated import Latency, SimulatedRunner
-from executor_svc.simulated_script import read_script
+from executor_svc.simulated.byte_tokenizer import BOS_ID, make_bundle
+from executor_svc.simulated.runner import Latency, SimulatedRunner
+from executor_svc.simulated.script import read_script
 from paged.v1 import executor_pb2
 
 _DEFAULT_NUM_BLOCKS = 4096

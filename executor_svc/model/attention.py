@@ -73,7 +73,7 @@ def attend(
     """The hook. query, key, value: `[1, heads, num_tokens, dim]`; returns `[1, num_tokens, heads, value dim]`.
 
     There is no mask: causality, window and the rows' borders are the kernel's. That a model passes nothing else
-    which matters was proved when it was loaded (`executor_svc.proof`).
+    which matters was proved when it was loaded (`executor_svc.model.proof`).
     """
     layer: PagedLayer = getattr(module, _ATTRIBUTE)
     attended = layer.attend(

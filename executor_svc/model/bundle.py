@@ -6,7 +6,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from executor_svc.refusal import ModelRefused
+from executor_svc.model.refusal import ModelRefused
 
 _NAMES = ("tokenizer_config.json", "config.json", "generation_config.json", "special_tokens_map.json")
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip can hold

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from executor_svc.refusal import ModelRefused
+from executor_svc.model.refusal import ModelRefused
 
 PROOF_NAME = "paged_attention_proof"
 NUM_TOKENS = 5

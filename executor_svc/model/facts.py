@@ -7,7 +7,7 @@ from typing import Any
 import structlog
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from executor_svc.refusal import ModelRefused
+from executor_svc.model.refusal import ModelRefused
 from paged.v1 import executor_pb2
 
 log = structlog.get_logger(__name__)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import structlog
 import torch
 
-from executor_svc.free_memory import available_bytes
-from executor_svc.proof import ProvenLayer
-from executor_svc.refusal import ModelRefused
+from executor_svc.model.free_memory import available_bytes
+from executor_svc.model.proof import ProvenLayer
+from executor_svc.model.refusal import ModelRefused
 
 log = structlog.get_logger(__name__)
 

@@ -8,8 +8,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-from executor_svc import gguf
-from executor_svc.refusal import ModelRefused, check_complete
+from executor_svc.model import gguf
+from executor_svc.model.refusal import ModelRefused, check_complete
 
 log = structlog.get_logger(__name__)
 

