@@ -1,4 +1,4 @@
-# make venv | demo [MODEL=DIR|HUB-ID|FILE.gguf] | test [ARGS="-k word"] | lint | protos | lock
+# make venv | demo [MODEL=DIR|HUB-ID|FILE.gguf] | test [ARGS="-k word"] | lint | protos | publish-protos | lock
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -10,7 +10,7 @@ STUBS := paged/v1/inference_pb2.py
 MODEL ?=
 ARGS ?=
 
-.PHONY: venv demo test lint protos lock
+.PHONY: venv demo test lint protos publish-protos lock
 
 venv: $(INSTALLED) $(STUBS)
 
@@ -39,6 +39,11 @@ lint: venv
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/buf lint protos
+	$(BIN)/buf breaking protos --against protos/published.json
+
+# With a release: what `buf breaking` compares with from now on.
+publish-protos: venv
+	$(BIN)/buf build protos -o protos/published.json
 
 # Exact versions of all that tests install. Local versions (2.13.0+cpu) are left out: each platform has its own.
 lock:
