@@ -8,7 +8,7 @@ import structlog
 import zmq
 
 from paged.v1 import executor_pb2 as pb
-from scheduler_svc.core.audit import audit_idle
+from scheduler_svc.core.audit import AuditFailure, audit_idle
 from scheduler_svc.core.results import Applied
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence
@@ -136,7 +136,7 @@ class Driver:
             session.end(f"plan failed: {type(error).__name__}")
             return False
         if plan is None:
-            self._check_idle()
+            self._check_idle(session)
             return False
         self._was_busy = True
         session.send(plan)
@@ -157,8 +157,12 @@ class Driver:
         self._pump()
         self._listener.on_applied(applied)
 
-    def _check_idle(self) -> None:
-        """When the last request is gone, no block may be in use."""
+    def _check_idle(self, session: ExecutorSession) -> None:
+        """When the last request is gone, no block may be in use. If one is, begin anew rather than lose it."""
         if self._was_busy and not (self._scheduler.state.num_running or self._scheduler.state.in_flight):
             self._was_busy = False
-            audit_idle(self._scheduler.state)
+            try:
+                audit_idle(self._scheduler.state)
+            except AuditFailure as failure:
+                log.error("audit_failed", rule=str(failure))
+                session.end("the bookkeeping contradicts itself")

@@ -88,7 +88,7 @@ class Engine:
 
     @property
     def ready(self) -> bool:
-        return self._driver.is_attached and self._text.is_loaded and not self._is_stopping
+        return self._driver.is_attached and self.model is not None and not self._is_stopping
 
     # --- text ---
 
@@ -188,6 +188,8 @@ class Engine:
     def _check_acceptable(self, request: GenerationRequest) -> None:
         if self._is_stopping:
             raise Unavailable("the scheduler is shutting down")
+        if self.model is None:
+            raise Unavailable("no model is known yet; try again later")
         if self._waited_too_long():
             raise Unavailable(f"no executor has been attached for {self._settings.executor_wait_s:g} s")
         if request.request_id in self._answers:
@@ -249,6 +251,7 @@ class Engine:
         if self.model is not None and self.model.fingerprint != attached.model.fingerprint:
             log.warning("model_changed", old=self.model.fingerprint, new=attached.model.fingerprint)
             self.fail_all(Unavailable("the executor that has come back serves another model"))
+            self.model = None  # until its tokenizer has been loaded
         await self._text.load(attached.tokenizer_hash, session)
         self.model = attached.model
         log.info("serving", model=self.model.name, architecture=self.model.architecture)
@@ -283,13 +286,20 @@ class Engine:
         while self._dirty:
             answer = self._dirty.popleft()
             answer.is_dirty = False
-            answer.take()
+            self._take(answer)
             if answer.is_over:
                 self._scheduler.cancel(answer.sequence)  # a stop string: the core does not know yet
             if time.perf_counter() > end:
                 break
         if self._dirty:
             asyncio.get_running_loop().call_soon(self._serve_answers)
+
+    def _take(self, answer: Answer) -> None:
+        try:
+            answer.take()
+        except Exception:  # a fault of ours in one text must not stop the others
+            log.exception("text_failed", request=answer.sequence.request_id)
+            answer.fail(RequestFailed("the text could not be made"))
 
     # --- without an executor ---
 

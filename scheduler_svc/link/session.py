@@ -65,10 +65,12 @@ class ExecutorSession:
         self._socket.setsockopt(zmq.MAXMSGSIZE, options.max_message_bytes)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._watching: asyncio.Task[None] | None = None
-        # Straight on the sockets' descriptors: zmq.asyncio costs 80 µs a round trip more.
+        # Straight on the sockets' descriptors: zmq.asyncio costs 80 µs a round trip more. A descriptor tells of what
+        # comes after its socket was last asked for its events, so both are asked after whatever may have hidden some.
         self._loop.add_reader(self._socket.getsockopt(zmq.FD), self._read)
         self._loop.add_reader(self._monitor.getsockopt(zmq.FD), self._check_connection)
         self._socket.connect(options.endpoint)
+        self._check_connection()
 
     async def attach(self) -> tuple[pb.Attached, Lease]:
         """Ask for a lease, and wait until there is one, however long. Raises SessionLost."""
@@ -134,7 +136,6 @@ class ExecutorSession:
             self._socket.send(data, zmq.NOBLOCK)
         except zmq.Again:
             self._lose(SessionLost("the socket to the executor takes no more messages"))
-        # The descriptor tells of changes alone, and sending may have taken notice of one.
         self._loop.call_soon(self._read)
 
     async def _first_of(self, wanted: asyncio.Future) -> None:

@@ -11,7 +11,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from executor_svc import loading, memory
+from executor_svc.model import loading, memory
 from executor_svc.model.facts import fingerprint, model_len
 from executor_svc.model.load import load
 from executor_svc.model.memory import choose_num_blocks

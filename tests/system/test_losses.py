@@ -9,11 +9,12 @@ from collections.abc import Callable
 import pytest
 
 from paged.client import Client, UnavailableError
-from tests.processes import Service
+from tests.processes import Service, wait_for
 from tests.system.conftest import System
 from tests.system.requests import Call, answer, idle_load, mixed_calls, ready
 
 SLOW_STEPS = ["--simulate-fixed-us", "5000"]
+NOTICED_S = 5.0  # a broken connection, not the time limit for results, tells of a death
 REATTACH_S = 5.0  # of which most is the start of a Python process on a busy machine
 
 
@@ -33,15 +34,16 @@ async def run_with_event(
 @pytest.mark.parametrize("num_kills", [1, 3])
 async def test_streams_stay_open_and_exact_when_the_executor_is_killed(system: System, num_kills: int) -> None:
     system.executor_flags = ["--num-blocks", "400", *SLOW_STEPS]
+    system.scheduler_flags = ["--max-losses", "10"]  # kills may follow each other without a result between
     system.start()
     calls = mixed_calls(60, random.Random(3))
 
     def kill_and_restart() -> None:
-        for _ in range(num_kills):
+        for kills in range(num_kills):
+            wait_for(lambda n=kills: system.scheduler.log.count('"attached"') > n, "the scheduler to attach again")
             system.executor.kill()
+            wait_for(lambda n=kills: system.scheduler.log.count('"executor_lost"') > n, "the loss", NOTICED_S)
             system.restart_executor()
-            system.executor.wait_until_ready()
-            time.sleep(0.3)  # let it compute for a while before the next one
 
     answers = await run_with_event(system, calls, kill_and_restart, after_tokens=300)
     assert answers == [call.expected() for call in calls]
@@ -141,10 +143,7 @@ async def test_callers_get_unavailable_when_no_executor_comes_back(system: Syste
 
 
 def wait_for_log(service: Service, event: str, timeout_s: float) -> None:
-    end = time.monotonic() + timeout_s
-    while event not in service.log:
-        assert time.monotonic() < end, f"{event} not logged within {timeout_s} s"
-        time.sleep(0.02)
+    wait_for(lambda: event in service.log, f"{event} in the log", timeout_s)
 
 
 async def test_a_stopping_scheduler_refuses_new_calls_and_ends_those_that_run(system: System) -> None:
@@ -163,3 +162,39 @@ async def test_a_stopping_scheduler_refuses_new_calls_and_ends_those_that_run(sy
         assert await running == call.expected()
     assert await asyncio.to_thread(system.scheduler.process.wait, 15) == 0
     wait_for_log(system.executor, "session_ended", 5)
+
+
+async def test_an_executor_with_another_model_ends_open_streams_instead_of_splicing_them(system: System) -> None:
+    system.executor_flags = ["--num-blocks", "400", *SLOW_STEPS]
+    system.start()
+    call = Call([300, 301, 302], 3000, 0.0, 0, "")
+
+    def come_back_as_another() -> None:
+        system.executor.kill()
+        system.restart_executor("--num-blocks", "400", "--simulate-vocab-size", "20000")
+
+    with pytest.raises(UnavailableError):
+        await run_with_event(system, [call], come_back_as_another, after_tokens=20)
+    async with Client(system.address) as client:
+        await ready(client)
+        assert (await client.model()).vocab_size == 20000
+
+
+async def test_a_smaller_executor_ends_only_what_can_never_fit_it(system: System) -> None:
+    system.executor_flags = ["--num-blocks", "400", *SLOW_STEPS]
+    system.start()
+    calls = [Call([300 + i], 60, 0.0, 0, "") for i in range(4)]
+    large = Call([400] * 20, 2000, 0.0, 0, "")
+
+    def come_back_smaller() -> None:
+        system.executor.kill()
+        system.restart_executor("--num-blocks", "12")
+
+    async with Client(system.address) as client:
+        await ready(client)
+        too_large = asyncio.create_task(answer(client, large))
+        answers = await run_with_event(system, calls, come_back_smaller, after_tokens=40)
+        with pytest.raises(UnavailableError):
+            await too_large
+        assert answers == [call.expected() for call in calls]
+        assert (await idle_load(client)).used_blocks == 0
