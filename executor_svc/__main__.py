@@ -47,6 +47,8 @@ def _serve(settings: ExecutorSettings, router: Router) -> int:
         except OSError as error:
             log.error("endpoint_file_not_written", file=str(settings.endpoint_file), reason=error.strerror)
             return 1
+    if not router.endpoint.startswith(("ipc://", "tcp://127.", "tcp://[::1]", "tcp://localhost")):
+        log.warning("listening_without_authentication", endpoint=router.endpoint)
     log.info("ready", endpoint=router.endpoint, model=model.facts.name, blocks=model.num_blocks - 1)
     return service.run()
 

@@ -37,6 +37,11 @@ class Service:
         return self
 
     @property
+    def resident_mb(self) -> float:
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.split("VmRSS:")[1].split()[0]) / 1024
+
+    @property
     def log(self) -> str:
         return self.log_file.read_text()
 

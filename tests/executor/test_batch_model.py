@@ -7,7 +7,6 @@ from hypothesis import given, settings
 
 from executor_svc.batch import ResidentBatch
 from executor_svc.plan import read_plan
-from executor_svc.step_builder import build_step
 from paged.v1.executor_pb2 import StepPlan
 from tests.executor.plans import SESSION, column, make_batch, sampling, start
 
@@ -162,7 +161,7 @@ def test_rows_and_steps_are_what_plain_lists_say(data: st.DataObject) -> None:
             assert not expected.rows
             assert not expected.copies
             continue
-        step = build_step(batch, [applied])
+        step = applied.step
         assert step.rows.tolist() == expected.rows
         assert step.token_ids.tolist() == expected.ids
         assert step.positions.tolist() == expected.positions

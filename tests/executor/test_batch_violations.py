@@ -259,7 +259,6 @@ def test_a_session_ends_with_its_rows_and_no_others(batch_and_lease: tuple[Resid
 def test_a_slot_number_may_pass_32_bits() -> None:
     from executor_svc.leases import Ownership
     from executor_svc.plan_checks import Limits
-    from executor_svc.step_builder import build_step
 
     block = (1 << 23) + 1
     ownership = Ownership(2, block + 1)
@@ -267,5 +266,5 @@ def test_a_slot_number_may_pass_32_bits() -> None:
     ownership.lend(SESSION, lease)
     batch = ResidentBatch(ownership, Limits(vocab_size=10, max_model_len=1000, block_size=300))
     plan = schedule(StepPlan(started=[start(0, [1, 2, 3], [block])]), (0, 3, True))
-    step = build_step(batch, [batch.apply(read_plan(plan), SESSION, lease)])
+    step = batch.apply(read_plan(plan), SESSION, lease).step
     assert step.slots.tolist() == [block * 300, block * 300 + 1, block * 300 + 2]

@@ -130,10 +130,12 @@ async def test_a_hundred_requests_to_the_small_real_model_in_a_pool_too_small(tm
             await ready(client)
             await asyncio.gather(*[ask(client, one, 24) for one in wanted])
             load = await idle_load(client)
+        resident_mb = services[1].resident_mb
     assert [len(answered.ids) for answered in wanted] == [24] * 100
     assert load.preemptions > 0
     assert load.used_blocks == 0
     assert load.finished_requests == 100
+    assert resident_mb < 250, "a scheduler stays small even with a vocabulary of 262,144"
     reference = reference_model(directory)
     for answered in wanted:
         judge(reference, answered, REAL_MODEL_MARGIN)
