@@ -3,33 +3,34 @@
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from executor_svc.step import Int32s, RowStart
+from executor_svc.step import Int32s, RowStart, Step
 from paged.v1 import executor_pb2
 
+_NO_ROWS = np.empty(0, np.int32)
 
-@dataclass(frozen=True, slots=True)
-class AppliedPlan:
-    """What a plan asks of the runner: row changes in their order, then the work.
 
-    Row i of the schedule computes its tokens from position `first_positions[i]` up to `ends[i]`, exclusive; the ids of
-    those before `num_known[i]` came with the row's start.
-    """
+@dataclass(slots=True)
+class RowChanges:
+    """Rows that a runner must be told of before the step, in the order of the fields."""
 
     fork_parents: Int32s
     fork_children: Int32s
     fork_sampling: list[executor_pb2.RowSampling]
-    ended_rows: Int32s
+    ended: Int32s
     starts: list[RowStart]
-    copy_sources: Int32s
-    copy_destinations: Int32s
-    rows: Int32s
-    first_positions: Int32s
-    ends: Int32s
-    num_known: Int32s
-    samples: NDArray[np.bool_]
+
+
+NO_CHANGES = RowChanges(_NO_ROWS, _NO_ROWS, [], _NO_ROWS, [])
+
+
+@dataclass(slots=True)
+class AppliedPlan:
+    """What a plan asks of the runner: row changes, then the work. `step` is without rows where there is none."""
+
+    changes: RowChanges
+    step: Step
 
     @property
     def needs_step(self) -> bool:
-        return bool(len(self.rows) or len(self.copy_sources))
+        return bool(len(self.step.rows) or len(self.step.copy_sources))

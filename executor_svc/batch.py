@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from executor_svc.applied_plan import AppliedPlan
+from executor_svc.applied_plan import AppliedPlan, RowChanges
 from executor_svc.leases import Lease, Ownership
 from executor_svc.plan import PlanColumns, PlanViolation, read_int32s
 from executor_svc.plan_checks import (
@@ -18,6 +18,7 @@ from executor_svc.plan_checks import (
 )
 from executor_svc.schedule_check import Schedule
 from executor_svc.step import Int32s, RowStart
+from executor_svc.step_builder import build_step
 from paged.v1 import executor_pb2
 
 _EMPTY = np.empty(0, np.int32)
@@ -45,6 +46,10 @@ class ResidentBatch:
     @property
     def block_size(self) -> int:
         return self._limits.block_size
+
+    @property
+    def max_model_len(self) -> int:
+        return self._limits.max_model_len
 
     @property
     def live(self) -> NDArray[np.bool_]:
@@ -101,6 +106,18 @@ class ResidentBatch:
             self._take_off(plan.appended_rows, places)
             raise
 
+    def check_blocks(self, column: str, blocks: Int32s, session: int) -> None:
+        """Raises PlanViolation unless the session has leased all of them."""
+        check_owned(column, blocks, self._ownership.of_block, session)
+
+    def advance(self, rows: Int32s, num_computed: Int32s, num_steps: int, tables: Int32s) -> None:
+        """Catch up with decode steps in which each of these rows has drawn a token, without a block to spare."""
+        self._state[_NUM_COMPUTED, rows] = num_computed
+        self._state[_NUM_SAMPLED, rows] += num_steps
+        self._state[_NUM_BLOCKS, rows] = -(-num_computed // self.block_size)
+        self._grow_tables(tables.shape[1])
+        self._tables[rows, : tables.shape[1]] = tables
+
     def _apply_or_restore(self, plan: PlanColumns, session: int, lease: Lease) -> AppliedPlan:
         touched = self._touched_rows(plan, session)
         state, tables = self._state[:, touched], self._tables[touched]
@@ -135,20 +152,9 @@ class ResidentBatch:
 
     def _run_schedule(self, plan: PlanColumns, session: int, lease: Lease, starts: list[RowStart]) -> AppliedPlan:
         first, ends, known = self._schedule(plan, session, lease)
-        return AppliedPlan(
-            fork_parents=plan.fork_parents,
-            fork_children=plan.fork_children,
-            fork_sampling=plan.fork_sampling,
-            ended_rows=plan.ended_rows,
-            starts=starts,
-            copy_sources=plan.copy_sources,
-            copy_destinations=plan.copy_destinations,
-            rows=plan.scheduled_rows,
-            first_positions=first,
-            ends=ends,
-            num_known=known,
-            samples=plan.scheduled_samples,
-        )
+        step = build_step(plan, first, ends, known, self._tables, self._known, self.block_size)
+        changes = RowChanges(plan.fork_parents, plan.fork_children, plan.fork_sampling, plan.ended_rows, starts)
+        return AppliedPlan(changes, step)
 
     def _fork(self, plan: PlanColumns, session: int) -> None:
         parents, children = plan.fork_parents, plan.fork_children

@@ -15,7 +15,7 @@ def split_output(batch: ResidentBatch, plans: list[AppliedPlan], output: StepOut
     results = []
     ids_at = entries_at = ranks_at = 0
     for plan in plans:
-        rows = plan.rows[plan.samples]
+        rows = plan.step.rows[plan.step.samples]
         sampled = output.sampled_ids[ids_at : ids_at + len(rows)]
         ids_at += len(rows)
         result = executor_pb2.StepResult(sampled_ids=sampled.astype("<i4").tobytes())

@@ -15,7 +15,7 @@ from executor_svc.batch import ResidentBatch
 from executor_svc.garbage import GarbageCount
 from executor_svc.leases import Ownership, WholeLease
 from executor_svc.loaded import LoadedModel
-from executor_svc.plan import PlanViolation, read_plan
+from executor_svc.plan import PlanViolation
 from executor_svc.plan_checks import Limits
 from executor_svc.results import split_output
 from executor_svc.router import Router, Sent
@@ -159,7 +159,7 @@ class Service:
     def _issue(self, session: Session, plan: executor_pb2.StepPlan) -> AppliedPlan | None:
         """Take the plan into the batch; None where it broke a rule, and the session is over."""
         try:
-            applied = self._batch.apply(read_plan(plan), session.number, session.lease)
+            applied = session.intake.take(plan)
         except PlanViolation as violation:
             self._sessions.end(session, str(violation), time.monotonic(), step=plan.step)
             return None

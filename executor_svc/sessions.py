@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from executor_svc.batch import ResidentBatch
+from executor_svc.intake import Intake
 from executor_svc.leases import Lease, Ownership, WholeLease
 from executor_svc.router import Sent
 from executor_svc.stepper import Stepper
@@ -30,6 +31,7 @@ class Session:
     scheduler_id: str
     peer: bytes
     lease: Lease
+    intake: Intake
     last_heard: float  # seconds of the service's clock
     next_step: int = 1
     issued_step: int = 0
@@ -212,7 +214,9 @@ class Sessions:
 
     def _open(self, peer: bytes, scheduler_id: str, lease: Lease, now: float) -> None:
         self._last_number += 1
-        session = Session(self._last_number, scheduler_id, peer, lease, now)
+        session = Session(
+            self._last_number, scheduler_id, peer, lease, Intake(self._batch, self._last_number, lease), now
+        )
         self._by_peer[peer] = session
         self._ownership.lend(session.number, lease)
         attached = self._attached()

@@ -25,11 +25,12 @@ class RowStart:
     sampling: executor_pb2.RowSampling
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Step:
     """One forward pass over the tokens of all scheduled rows, flattened row after row.
 
     Order of effects: copies, then K/V of every token to its slot, then attention, then a token for each sampling row.
+    Arrays are to be read, and not to be kept for longer than the step.
     """
 
     rows: Int32s  # [num_rows]
@@ -42,6 +43,7 @@ class Step:
     samples: NDArray[np.bool_]  # [num_rows]
     copy_sources: Int32s  # [num_copies]; block ids
     copy_destinations: Int32s  # [num_copies]
+    decodes: bool = False  # if so, every row computes just the token that it sampled last, and samples again
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,24 +1,22 @@
-"""Merges what several plans schedule into one step."""
+"""Lays one plan's schedule out as a step, and merges the steps of several plans."""
+
+from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from executor_svc.applied_plan import AppliedPlan
-from executor_svc.batch import ResidentBatch
+from executor_svc.plan import PlanColumns
 from executor_svc.step import Int32s, Step
 
 
-def build_step(batch: ResidentBatch, plans: list[AppliedPlan]) -> Step:
-    """One step over the rows of all plans, in their order. All of them have been applied, and nothing since."""
-    rows = _merged([plan.rows for plan in plans])
-    first = _merged([plan.first_positions for plan in plans])
-    context_lens = _merged([plan.ends for plan in plans])
-    num_known = _merged([plan.num_known for plan in plans])
+def build_step(
+    plan: PlanColumns, first: Int32s, ends: Int32s, num_known: Int32s, tables: Int32s, known: Sequence[Int32s], block_size: int
+) -> Step:
+    """The step of a plan whose row i computes its tokens from position `first[i]` up to `ends[i]`, exclusive; the ids
+    of those before `num_known[i]` came with the row's start. `tables` and `known` are all rows' tables and ids."""
+    rows = plan.scheduled_rows
     query_start = np.zeros(len(rows) + 1, np.int32)
-    np.cumsum(context_lens - first, out=query_start[1:])
-    block_size = batch.block_size
-    width = -(-int(context_lens.max(initial=0)) // block_size)
-    tables = batch.block_tables
+    np.cumsum(ends - first, out=query_start[1:])
+    width = -(-int(ends.max(initial=0)) // block_size)
     token_rows, positions = _rows_and_positions(rows, first, query_start)
     entries = positions // block_size
     offsets = positions - entries * block_size
@@ -26,15 +24,41 @@ def build_step(batch: ResidentBatch, plans: list[AppliedPlan]) -> Step:
     return Step(
         rows=rows,
         query_start=query_start,
-        token_ids=_token_ids(batch, rows, first, num_known, query_start),
+        token_ids=_token_ids(known, rows, first, num_known, query_start),
         positions=positions,
         slots=blocks.astype(np.int64) * block_size + offsets,  # a slot number may pass 32 bits
         block_tables=tables.take(rows, axis=0)[:, :width],
-        context_lens=context_lens,
-        samples=_merged_flags([plan.samples for plan in plans]),
-        copy_sources=_merged([plan.copy_sources for plan in plans]),
-        copy_destinations=_merged([plan.copy_destinations for plan in plans]),
+        context_lens=ends,
+        samples=plan.scheduled_samples,
+        copy_sources=plan.copy_sources,
+        copy_destinations=plan.copy_destinations,
     )
+
+
+def merge_steps(steps: list[Step]) -> Step:
+    """One step over the rows of all, in their order."""
+    if len(steps) == 1:
+        return steps[0]
+    width = max(step.block_tables.shape[1] for step in steps)
+    num_tokens = np.cumsum([0, *(len(step.token_ids) for step in steps)], dtype=np.int32)
+    starts = [step.query_start[:-1] + before for step, before in zip(steps, num_tokens[:-1], strict=True)]
+    return Step(
+        rows=np.concatenate([step.rows for step in steps]),
+        query_start=np.concatenate([*starts, num_tokens[-1:]]),
+        token_ids=np.concatenate([step.token_ids for step in steps]),
+        positions=np.concatenate([step.positions for step in steps]),
+        slots=np.concatenate([step.slots for step in steps]),
+        block_tables=np.concatenate([_widened(step.block_tables, width) for step in steps]),
+        context_lens=np.concatenate([step.context_lens for step in steps]),
+        samples=np.concatenate([step.samples for step in steps]),
+        copy_sources=np.concatenate([step.copy_sources for step in steps]),
+        copy_destinations=np.concatenate([step.copy_destinations for step in steps]),
+        decodes=all(step.decodes for step in steps),
+    )
+
+
+def _widened(tables: Int32s, width: int) -> Int32s:
+    return np.pad(tables, ((0, 0), (0, width - tables.shape[1])))
 
 
 def _rows_and_positions(rows: Int32s, first: Int32s, query_start: Int32s) -> tuple[Int32s, Int32s]:
@@ -47,19 +71,13 @@ def _rows_and_positions(rows: Int32s, first: Int32s, query_start: Int32s) -> tup
     return np.repeat(rows, tokens), offsets + np.arange(total, dtype=np.int32)
 
 
-def _token_ids(batch: ResidentBatch, rows: Int32s, first: Int32s, num_known: Int32s, query_start: Int32s) -> Int32s:
+def _token_ids(
+    known: Sequence[Int32s], rows: Int32s, first: Int32s, num_known: Int32s, query_start: Int32s
+) -> Int32s:
     """Ids that are known; -1 for a token that was sampled, which the runner alone knows."""
     token_ids = np.full(int(query_start[-1]), -1, np.int32)
     for i in (first < num_known).nonzero()[0]:
         begin, end = query_start[i], query_start[i + 1]
-        known = batch.known_ids(rows[i])[first[i] : first[i] + end - begin]
-        token_ids[begin : begin + len(known)] = known
+        ids = known[rows[i]][first[i] : first[i] + end - begin]
+        token_ids[begin : begin + len(ids)] = ids
     return token_ids
-
-
-def _merged(columns: list[Int32s]) -> Int32s:
-    return columns[0] if len(columns) == 1 else np.concatenate(columns)
-
-
-def _merged_flags(columns: list[NDArray[np.bool_]]) -> NDArray[np.bool_]:
-    return columns[0] if len(columns) == 1 else np.concatenate(columns)

@@ -8,7 +8,7 @@ import numpy as np
 from executor_svc.applied_plan import AppliedPlan
 from executor_svc.batch import ResidentBatch
 from executor_svc.step import Int32s, Runner, StepOutput
-from executor_svc.step_builder import build_step
+from executor_svc.step_builder import merge_steps
 
 _NOTHING = StepOutput(np.empty(0, np.int32))
 _T = TypeVar("_T")
@@ -38,14 +38,15 @@ class Stepper:
 
     def _run(self, plans: list[AppliedPlan]) -> StepOutput:
         for plan in plans:
-            if len(plan.fork_children):
-                self._runner.fork_rows(plan.fork_parents, plan.fork_children, plan.fork_sampling)
-            if len(plan.ended_rows):
-                self._runner.end_rows(plan.ended_rows)
-            if plan.starts:
-                self._runner.start_rows(plan.starts)
-        working = [plan for plan in plans if plan.needs_step]
-        return self._runner.run(build_step(self._batch, working)) if working else _NOTHING
+            changes = plan.changes
+            if len(changes.fork_children):
+                self._runner.fork_rows(changes.fork_parents, changes.fork_children, changes.fork_sampling)
+            if len(changes.ended):
+                self._runner.end_rows(changes.ended)
+            if changes.starts:
+                self._runner.start_rows(changes.starts)
+        steps = [plan.step for plan in plans if plan.needs_step]
+        return self._runner.run(merge_steps(steps)) if steps else _NOTHING
 
     def _guarded(self, call: Callable[[], _T]) -> _T:
         try:

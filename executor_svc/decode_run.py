@@ -1,0 +1,126 @@
+"""A schedule that repeats itself: the decode steps of the same rows, one after another.
+
+While nothing begins or ends, each plan names the same rows with one token each, and blocks for those whose last one is
+full. Its step then follows from the step before, and what the rules say of rows holds as it did: it is not looked up,
+checked and laid out anew for every token.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from executor_svc.batch import ResidentBatch
+from executor_svc.plan import read_int32s
+from executor_svc.step import Int32s, Step
+from paged.v1 import executor_pb2
+
+_SPARE_ENTRIES = 16
+_NONE = np.empty(0, np.int32)
+
+
+@dataclass(slots=True)
+class _Due:
+    """Rows that need a block in the same step, which they do again each time that block is full."""
+
+    rows: bytes  # as the plan has to name them, in the schedule's order
+    places: np.ndarray  # in the schedule
+    entries: np.ndarray  # of the flattened tables, where the blocks go
+
+
+class DecodeRun:
+    """Begins after a step in which every row has caught up and sampled. Until `settle`, what the batch should know of
+    these rows is kept here."""
+
+    def __init__(self, batch: ResidentBatch, session: int, step: Step) -> None:
+        self._batch = batch
+        self._session = session
+        self._block_size = batch.block_size
+        self._num_steps = 0
+        self._longest = int(step.context_lens.max())
+        self._due: list[_Due | None] = [None] * batch.block_size
+        self._tables = _with_spare_entries(step.block_tables)
+        # A token that is sampled takes one more position.
+        most = min(batch.max_model_len - 1, self._tables.shape[1] * batch.block_size)
+        self._steps_left = most - self._longest
+        num_rows = len(step.rows)
+        self._scheduled_rows = step.rows.tobytes()
+        self._scheduled_tokens = np.ones(num_rows, np.int32).tobytes()
+        self._scheduled_samples = b"\1" * num_rows
+        self._query_start = np.arange(num_rows + 1, dtype=np.int32)
+        self._token_ids = np.full(num_rows, -1, np.int32)
+        self._slots = step.slots.take(step.query_start[1:] - 1)
+        self._last = step
+
+    @staticmethod
+    def may_follow(batch: ResidentBatch, step: Step) -> bool:
+        """Whether every row has caught up and has no block ahead of its need."""
+        if not len(step.rows) or not step.samples.all():
+            return False
+        return np.array_equal(batch.num_blocks.take(step.rows), -(-step.context_lens // batch.block_size))
+
+    def repeats(self, plan: executor_pb2.StepPlan) -> bool:
+        """Whether the plan is one more step of the same rows, all of them within the model's length."""
+        return (
+            self._steps_left > 0
+            and plan.scheduled_rows == self._scheduled_rows
+            and plan.scheduled_tokens == self._scheduled_tokens
+            and plan.scheduled_samples == self._scheduled_samples
+            and plan.appended_rows == self._due_now().rows
+            and not (plan.ended_rows or plan.started or plan.fork_parents or plan.fork_children or plan.fork_sampling)
+            and not (plan.copy_rows or plan.copy_sources or plan.copy_destinations)
+            and len(plan.appended_blocks) == len(plan.appended_rows)
+        )
+
+    def next_step(self, plan: executor_pb2.StepPlan) -> Step:
+        """The step of a plan that `repeats`. Raises PlanViolation for blocks that are not the session's; then nothing
+        has changed."""
+        slots = self._slots + 1
+        if plan.appended_blocks:
+            blocks = read_int32s("appended_blocks", plan.appended_blocks)
+            self._batch.check_blocks("appended_blocks", blocks, self._session)
+            due = self._due_now()
+            slots[due.places] = blocks.astype(np.int64) * self._block_size
+            self._tables.reshape(-1)[due.entries] = blocks
+            due.entries += 1
+        self._slots = slots
+        self._num_steps += 1
+        self._steps_left -= 1
+        self._longest += 1
+        last = self._last
+        self._last = Step(
+            rows=last.rows,
+            query_start=self._query_start,
+            token_ids=self._token_ids,
+            positions=last.context_lens,
+            slots=slots,
+            block_tables=self._tables[:, : -(-self._longest // self._block_size)],
+            context_lens=last.context_lens + 1,
+            samples=last.samples,
+            copy_sources=_NONE,
+            copy_destinations=_NONE,
+            decodes=True,
+        )
+        return self._last
+
+    def settle(self) -> None:
+        """Tell the batch what has become of the rows. The run is over."""
+        if self._num_steps:
+            self._batch.advance(self._last.rows, self._last.context_lens, self._num_steps, self._last.block_tables)
+
+    def _due_now(self) -> _Due:
+        """Rows whose blocks are full before the next step."""
+        phase = self._longest % self._block_size
+        due = self._due[phase]
+        if due is None:
+            due = self._due[phase] = self._find_due()
+        return due
+
+    def _find_due(self) -> _Due:
+        positions = self._last.context_lens
+        places = (positions % self._block_size == 0).nonzero()[0]
+        entries = places * self._tables.shape[1] + positions.take(places) // self._block_size
+        return _Due(self._last.rows.take(places).tobytes(), places, entries)
+
+
+def _with_spare_entries(tables: Int32s) -> Int32s:
+    return np.pad(tables, ((0, 0), (0, _SPARE_ENTRIES)))

@@ -1,0 +1,35 @@
+"""Takes the plans of one session, in their order, into the resident batch."""
+
+from executor_svc.applied_plan import NO_CHANGES, AppliedPlan
+from executor_svc.batch import ResidentBatch
+from executor_svc.decode_run import DecodeRun
+from executor_svc.leases import Lease
+from executor_svc.plan import read_plan
+from executor_svc.step import Step
+from paged.v1 import executor_pb2
+
+
+class Intake:
+    """Dies with its session."""
+
+    def __init__(self, batch: ResidentBatch, session: int, lease: Lease) -> None:
+        self._batch = batch
+        self._session = session
+        self._lease = lease
+        self._last_rows = b""
+        self._last_step: Step | None = None  # of a plan that the batch has applied
+        self._run: DecodeRun | None = None
+
+    def take(self, plan: executor_pb2.StepPlan) -> AppliedPlan:
+        """Raises PlanViolation, and then nothing has changed."""
+        if self._run is None and self._last_step is not None and plan.scheduled_rows == self._last_rows:
+            if DecodeRun.may_follow(self._batch, self._last_step):
+                self._run = DecodeRun(self._batch, self._session, self._last_step)
+        if self._run is not None:
+            if self._run.repeats(plan):
+                return AppliedPlan(NO_CHANGES, self._run.next_step(plan))
+            self._run.settle()
+            self._run = None
+        applied = self._batch.apply(read_plan(plan), self._session, self._lease)
+        self._last_rows, self._last_step = plan.scheduled_rows, applied.step
+        return applied
