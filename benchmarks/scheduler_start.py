@@ -1,8 +1,8 @@
 """How soon a scheduler serves, and how much memory it takes, with the tokenizer of the small real model.
 
-That tokenizer has 262,144 entries. From the start of the process to SERVING in its health service, with an executor that
-is ready: once with an empty cache, so that the tokenizer is fetched from the executor, then with the cached one. Resident
-memory after a first request.
+That tokenizer has 262,144 entries. The time is from the start of the process to SERVING in its health service, with an
+executor that is ready: once with an empty cache, so that the tokenizer is fetched from the executor, then with the
+cached one. Memory is what is resident after a first request.
 """
 
 import argparse
