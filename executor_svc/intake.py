@@ -22,14 +22,20 @@ class Intake:
 
     def take(self, plan: executor_pb2.StepPlan) -> AppliedPlan:
         """Raises PlanViolation, and then nothing has changed."""
-        if self._run is None and self._last_step is not None and plan.scheduled_rows == self._last_rows:
-            if DecodeRun.may_follow(self._batch, self._last_step):
-                self._run = DecodeRun(self._batch, self._session, self._last_step)
-        if self._run is not None:
-            if self._run.repeats(plan):
-                return AppliedPlan(NO_CHANGES, self._run.next_step(plan))
-            self._run.settle()
+        run = self._run or self._begin_run(plan)
+        if run is not None:
+            if run.repeats(plan):
+                self._run = run
+                return AppliedPlan(NO_CHANGES, run.next_step(plan))
+            run.settle()
             self._run = None
         applied = self._batch.apply(read_plan(plan), self._session, self._lease)
         self._last_rows, self._last_step = plan.scheduled_rows, applied.step
         return applied
+
+    def _begin_run(self, plan: executor_pb2.StepPlan) -> DecodeRun | None:
+        """If the plan names the rows of the one before, and these can go on decoding."""
+        step = self._last_step
+        if step is None or plan.scheduled_rows != self._last_rows or not DecodeRun.may_follow(self._batch, step):
+            return None
+        return DecodeRun(self._batch, self._session, step)

@@ -40,8 +40,11 @@ def check_owned(column: str, ids: Int32s, owner: NDArray[np.int64], session: int
     """Every id is within range and lent to the session."""
     if not len(ids):
         return
-    check_in_range(column, ids, len(owner))
-    owned = owner.take(ids) == session
+    try:
+        owned = owner.take(ids.view(np.uint32)) == session  # a negative id is a huge unsigned one
+    except IndexError:
+        check_in_range(column, ids, len(owner))
+        raise
     if not owned.all():
         raise PlanViolation(column, f"id {ids[~owned][0]}", "is not in this session's lease")
 

@@ -43,7 +43,8 @@ class Step:
     samples: NDArray[np.bool_]  # [num_rows]
     copy_sources: Int32s  # [num_copies]; block ids
     copy_destinations: Int32s  # [num_copies]
-    decodes: bool = False  # if so, every row computes just the token that it sampled last, and samples again
+    # If so, every row computes the one token that it sampled last, samples again, and has no block ahead of its need.
+    decodes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

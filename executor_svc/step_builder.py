@@ -9,7 +9,13 @@ from executor_svc.step import Int32s, Step
 
 
 def build_step(
-    plan: PlanColumns, first: Int32s, ends: Int32s, num_known: Int32s, tables: Int32s, known: Sequence[Int32s], block_size: int
+    plan: PlanColumns,
+    first: Int32s,
+    ends: Int32s,
+    num_known: Int32s,
+    tables: Int32s,
+    known: Sequence[Int32s],
+    block_size: int,
 ) -> Step:
     """The step of a plan whose row i computes its tokens from position `first[i]` up to `ends[i]`, exclusive; the ids
     of those before `num_known[i]` came with the row's start. `tables` and `known` are all rows' tables and ids."""
@@ -71,9 +77,7 @@ def _rows_and_positions(rows: Int32s, first: Int32s, query_start: Int32s) -> tup
     return np.repeat(rows, tokens), offsets + np.arange(total, dtype=np.int32)
 
 
-def _token_ids(
-    known: Sequence[Int32s], rows: Int32s, first: Int32s, num_known: Int32s, query_start: Int32s
-) -> Int32s:
+def _token_ids(known: Sequence[Int32s], rows: Int32s, first: Int32s, num_known: Int32s, query_start: Int32s) -> Int32s:
     """Ids that are known; -1 for a token that was sampled, which the runner alone knows."""
     token_ids = np.full(int(query_start[-1]), -1, np.int32)
     for i in (first < num_known).nonzero()[0]:

@@ -6,9 +6,6 @@ from numpy.typing import NDArray
 from executor_svc.simulated.text import UInt64s, powers
 from executor_svc.step import Int32s
 
-UNWRITTEN = -1
-_ENTRIES_AT_ONCE = 1 << 20  # bounds the memory of one gather
-
 
 class UnwrittenSlot(Exception):
     """A context was read whose slot nobody has written. `row` counts from 0 in the rows that were asked for."""
@@ -19,86 +16,87 @@ class UnwrittenSlot(Exception):
 
 
 class SlotMemory:
-    """Ids in `num_blocks` blocks of `block_size` slots.
+    """Ids in `num_blocks` blocks of `block_size` slots. To write the first slot of a block once more begins the block
+    anew: whatever else it held is gone.
 
-    The sum of id times power within a block is kept until the block is written again: a context of full blocks then
-    costs one entry a block. The sums are made of nothing but the slots.
+    Slots hold id + 1, or 0 where nothing was written. For each block two sums over its written slots are kept up to
+    date: of values times the powers of their places, so that a context costs one entry a block, and of these powers
+    alone, which tells what slots they are.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self._block_size = block_size
-        self._ids = np.full((num_blocks, block_size), UNWRITTEN, np.int32)
-        self._slots = self._ids.reshape(-1)
+        self._blocks = np.zeros((num_blocks, block_size), np.uint64)
+        self._slots = self._blocks.reshape(-1)
         self._sums = np.zeros(num_blocks, np.uint64)
-        self._unsummed = np.ones(num_blocks, np.bool_)
+        self._written = np.zeros(num_blocks, np.uint64)
         self._powers_in_block = powers(block_size)
+        self._first_written = np.concatenate([[0], self._powers_in_block.cumsum()]).astype(np.uint64)
         self._powers_of_blocks = powers(1, block_size)
 
     def clear(self) -> None:
-        self._slots[:] = UNWRITTEN
-        self._unsummed[:] = True
+        for column in (self._blocks, self._sums, self._written):
+            column[:] = 0
 
     def copy(self, sources: Int32s, destinations: Int32s) -> None:
         """All at once: what a block held before is what is copied."""
-        self._ids[destinations] = self._ids[sources]
-        self._unsummed[destinations] = True
+        for column in (self._blocks, self._sums, self._written):
+            column[destinations] = column[sources]
 
     def write(self, slots: NDArray[np.int64], ids: Int32s) -> None:
-        self._slots[slots] = ids
-        self._unsummed[slots // self._block_size] = True
+        """No slot may be there twice: the sum of its block would be of both ids."""
+        blocks = slots // self._block_size
+        places = slots - blocks * self._block_size
+        overwritten = self._slots.take(slots)
+        if overwritten.any():
+            self._make_room(slots[overwritten > 0])
+        values = ids.astype(np.uint64)
+        values += np.uint64(1)
+        self._slots[slots] = values
+        powers_of_places = self._powers_in_block.take(places)
+        values *= powers_of_places
+        np.add.at(self._sums, blocks, values)
+        np.add.at(self._written, blocks, powers_of_places)
+
+    def _make_room(self, slots: NDArray[np.int64]) -> None:
+        """Nothing is in these slots any more, nor in a block that begins anew."""
+        blocks = slots // self._block_size
+        self._slots[slots] = 0
+        self._blocks[blocks[slots % self._block_size == 0]] = 0
+        touched = self._blocks.take(blocks, axis=0)
+        self._sums[blocks] = touched @ self._powers_in_block
+        self._written[blocks] = (touched > 0) @ self._powers_in_block
+
+    def whole_contexts(self, tables: Int32s) -> UInt64s:
+        """`contexts` of all that the tables' blocks hold. Nobody looks whether a slot was left out."""
+        return self._sums.take(tables) @ self._powers(tables.shape[1])
 
     def contexts(self, tables: Int32s, lengths: Int32s) -> UInt64s:
-        """Sum of id times power of position, over positions 0 .. length - 1 of each row: [num_rows].
+        """Sum of id + 1 times power of position, over positions 0 .. length - 1 of each row: [num_rows].
 
         `tables` is [num_rows, width]. Raises UnwrittenSlot.
         """
-        width = tables.shape[1]
-        if width >= len(self._powers_of_blocks):
-            self._powers_of_blocks = powers(2 * width + 1, self._block_size)
-        contexts = np.empty(len(tables), np.uint64)
-        at_once = max(1, _ENTRIES_AT_ONCE // max(1, width))
-        for begin in range(0, len(tables), at_once):
-            part = slice(begin, begin + at_once)
-            try:
-                contexts[part] = self._contexts(tables[part], lengths[part])
-            except UnwrittenSlot as error:
-                error.row += begin
-                raise
+        begins = np.arange(tables.shape[1], dtype=np.int32) * self._block_size
+        wanted = (lengths[:, None] - begins).clip(0, self._block_size)
+        sums = self._sums.take(tables)
+        sums[wanted == 0] = 0
+        contexts = sums @ self._powers(tables.shape[1])
+        as_wanted = (self._written.take(tables) == self._first_written.take(wanted)) | (wanted == 0)
+        for row in (~as_wanted.all(axis=1)).nonzero()[0].tolist():
+            contexts[row] = self._context(row, tables[row], int(lengths[row]))
         return contexts
 
-    def _contexts(self, tables: Int32s, lengths: Int32s) -> UInt64s:
-        width = tables.shape[1]
-        num_full = lengths // self._block_size
-        all_see = int(num_full.min())  # blocks that are full for every row
-        seen = np.arange(all_see, width, dtype=np.int32) < num_full[:, None]
-        unsummed = self._unsummed.take(tables)
-        unsummed[:, all_see:] &= seen
-        if unsummed.any():
-            self._sum(tables, unsummed)
-        sums = self._sums.take(tables)
-        sums[:, all_see:] *= seen
-        contexts = np.einsum("ij,j->i", sums, self._powers_of_blocks[:width])
-        return contexts + self._partial_blocks(tables, lengths, num_full)
+    def _context(self, row: int, table: Int32s, length: int) -> np.uint64:
+        """One row's, slot by slot."""
+        values = self._blocks.take(table, axis=0).reshape(-1)[:length]
+        if not values.all():
+            position = int(values.argmin())
+            slot = int(table[position // self._block_size]) * self._block_size + position % self._block_size
+            raise UnwrittenSlot(row, position, slot)
+        return np.uint64(values @ powers(length))
 
-    def _partial_blocks(self, tables: Int32s, lengths: Int32s, num_full: Int32s) -> UInt64s:
-        """What the last, partly filled block of each row adds; 0 for a row without one."""
-        last = np.minimum(num_full, tables.shape[1] - 1)
-        blocks = tables.reshape(-1).take(np.arange(len(tables)) * tables.shape[1] + last)
-        ids = self._ids.take(blocks, axis=0)
-        ids *= np.arange(self._block_size, dtype=np.int32) < (lengths - num_full * self._block_size)[:, None]
-        if ids.min() < 0:
-            row, offset = np.argwhere(ids < 0)[0].tolist()
-            position = int(num_full[row]) * self._block_size + offset
-            raise UnwrittenSlot(row, position, int(blocks[row]) * self._block_size + offset)
-        sums = np.einsum("ij,j->i", ids.astype(np.uint64), self._powers_in_block)
-        return sums * self._powers_of_blocks.take(num_full)
-
-    def _sum(self, tables: Int32s, wanted: NDArray[np.bool_]) -> None:
-        blocks = tables[wanted]
-        ids = self._ids.take(blocks, axis=0)
-        if ids.min() < 0:
-            at, offset = np.argwhere(ids < 0)[0].tolist()
-            row, entry = np.argwhere(wanted)[at].tolist()
-            raise UnwrittenSlot(row, entry * self._block_size + offset, int(blocks[at]) * self._block_size + offset)
-        self._sums[blocks] = np.einsum("ij,j->i", ids.astype(np.uint64), self._powers_in_block)
-        self._unsummed[blocks] = False
+    def _powers(self, width: int) -> UInt64s:
+        """Of the first positions of so many blocks."""
+        if width > len(self._powers_of_blocks):
+            self._powers_of_blocks = powers(2 * width, self._block_size)
+        return self._powers_of_blocks[:width]

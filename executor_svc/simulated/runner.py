@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from executor_svc.simulated.memory import SlotMemory, UnwrittenSlot
 from executor_svc.simulated.script import Script, ScriptedFault
-from executor_svc.simulated.text import UInt64s, draw_keys, length_keys, mix, pass_over, token_logprobs
+from executor_svc.simulated.text import UInt64s, draw_keys, mix, pass_over, token_logprobs
 from executor_svc.step import Int32s, Logprobs, RowStart, Step, StepOutput
 from paged.v1 import executor_pb2
 
@@ -99,7 +99,6 @@ class SimulatedRunner:
         self._special_prompts = named | self._replies.keys()
         self._memory = SlotMemory(num_blocks, block_size)
         self._rows = _RowColumns(num_rows)
-        self._length_keys = length_keys(64 * block_size)
         self._num_steps = 0
 
     def start_rows(self, starts: list[RowStart]) -> None:
@@ -146,6 +145,9 @@ class SimulatedRunner:
         return StepOutput(ids, logprobs)
 
     def _write(self, step: Step) -> None:
+        if step.decodes:
+            self._memory.write(step.slots, self._rows.last_token.take(step.rows))
+            return
         ids = step.token_ids
         unknown = ids < 0
         if unknown.any():
@@ -159,17 +161,16 @@ class SimulatedRunner:
 
     def _sample(self, step: Step) -> _Sampled:
         rows, tables, lengths = step.rows, step.block_tables, step.context_lens
-        if not step.samples.all():
+        if not step.decodes and not step.samples.all():
             rows, tables, lengths = rows[step.samples], tables[step.samples], lengths[step.samples]
         if not len(rows):
             return _Sampled(rows, np.empty(0, np.uint64), rows)
         try:
-            contexts = self._memory.contexts(tables, lengths)
+            # Whoever decodes has blocks for its context and none ahead: all that they hold is its context.
+            contexts = self._memory.whole_contexts(tables) if step.decodes else self._memory.contexts(tables, lengths)
         except UnwrittenSlot as error:
             raise SimulatedFailure(f"row {rows[error.row]} with a context of {lengths[error.row]}: {error}") from error
-        if (longest := int(lengths.max())) >= len(self._length_keys):
-            self._length_keys = length_keys(2 * longest)
-        hashes = mix(contexts ^ self._length_keys[lengths])
+        hashes = mix(contexts)
         if self._rows.any_draw:
             hashes = np.where(self._rows.draws[rows], mix(hashes ^ self._rows.draw_key[rows]), hashes)
         tokens = (hashes % np.uint64(self._vocab_size)).astype(np.int32)

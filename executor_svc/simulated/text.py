@@ -1,13 +1,13 @@
 """What the simulated model says: the next token is a hash of the whole context.
 
-    context = sum over positions p of id[p] * R^p                     (modulo 2^64)
-    h       = mix(context ^ mix(length))                              length counts the tokens of the context
+    context = sum over positions p of (id[p] + 1) * R^p               (modulo 2^64)
+    h       = mix(context)
     h       = mix(h ^ mix(seed + R * (index + 1)))                    only when temperature > 0
     token   = h mod vocabulary size
 
-R is odd, so an id changed at one position always changes `context`: an odd number times a difference below 2^64 is
-never 0. While a row has fewer output tokens than min_tokens, end tokens are passed over: the next id up, wrapping
-around.
+R is odd, so an id that is changed, added or left out at one position always changes `context`: an odd number times a
+difference below 2^64 is never 0. While a row has fewer output tokens than min_tokens, end tokens are passed over: the
+next id up, wrapping around.
 
 Log-probabilities are as arbitrary, and as exact: with u = (h >> 48) / 65536 the j-th most likely token (j from 1) is
 (token + j - 1) mod vocabulary size at -(j - 1 + u), the drawn one being the first.
@@ -26,13 +26,15 @@ UInt64s = NDArray[np.uint64]
 
 R = 0x9E3779B97F4A7C15  # 5 modulo 8: no odd number has more different powers modulo 2^64
 _WORD = (1 << 64) - 1
+_MIXER, _HALF = np.uint64(0xBF58476D1CE4E5B9), np.uint64(32)
 
 
 def mix(values: UInt64s) -> UInt64s:
-    """Spread every input bit over all output bits (the finalizer of splitmix64; Steele, Lea and Flood 2014)."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
+    """Let every input bit count in the low bits, one to one: a product spreads it upwards, then the upper half is
+    folded onto the lower."""
+    values = values * _MIXER
+    values ^= values >> _HALF
+    return values
 
 
 def powers(count: int, stride: int = 1) -> UInt64s:
@@ -42,11 +44,6 @@ def powers(count: int, stride: int = 1) -> UInt64s:
     return np.cumprod(factors)
 
 
-def length_keys(longest: int) -> UInt64s:
-    """mix(length) for each length from 0 to longest."""
-    return mix(np.arange(longest + 1, dtype=np.uint64))
-
-
 def draw_keys(seeds: UInt64s, indices: UInt64s) -> UInt64s:
     """What a row with a temperature contributes to its hashes."""
     return mix(seeds + np.uint64(R) * (indices + np.uint64(1)))
@@ -54,9 +51,8 @@ def draw_keys(seeds: UInt64s, indices: UInt64s) -> UInt64s:
 
 def mix_one(value: int) -> int:
     """`mix` of one integer."""
-    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _WORD
-    value = (value ^ value >> 27) * 0x94D049BB133111EB & _WORD
-    return value ^ value >> 31
+    value = value * int(_MIXER) & _WORD
+    return value ^ value >> int(_HALF)
 
 
 def pass_over(token: int, end_token_ids: Collection[int], vocab_size: int) -> int:
@@ -109,7 +105,7 @@ class SimulatedText:
 
     def context_hash(self) -> int:
         """The hash `h` that the next token comes from."""
-        h = mix_one(self._context ^ mix_one(len(self.token_ids)))
+        h = mix_one(self._context)
         return h if self._key is None else mix_one(h ^ self._key)
 
     def next_token(self) -> int:
@@ -124,7 +120,7 @@ class SimulatedText:
         return token
 
     def _add(self, token: int) -> None:
-        self._context = (self._context + token * self._power) & _WORD
+        self._context = (self._context + (token + 1) * self._power) & _WORD
         self._power = self._power * R & _WORD
 
 

@@ -5,15 +5,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from executor_svc.simulated.memory import UNWRITTEN, SlotMemory, UnwrittenSlot
+from executor_svc.simulated.memory import SlotMemory, UnwrittenSlot
 from executor_svc.simulated.text import R
 
+UNWRITTEN = -1
 NUM_BLOCKS = 6
 B = 4
 
 
 def naive_context(ids: list[int]) -> int:
-    return sum(token * R**position for position, token in enumerate(ids)) % 2**64
+    return sum((token + 1) * R**position for position, token in enumerate(ids)) % 2**64
 
 
 def read(memory: SlotMemory, table: list[int], length: int) -> int:
@@ -31,6 +32,9 @@ def test_contexts_are_those_of_a_plain_list_of_slots(data: st.DataObject) -> Non
                 at = data.draw(st.lists(st.integers(0, len(slots) - 1), unique=True, max_size=8), "slots")
                 ids = data.draw(st.lists(st.integers(0, 2**20), min_size=len(at), max_size=len(at)), "ids")
                 memory.write(np.array(at, np.int64), np.array(ids, np.int32))
+                for slot in at:
+                    if slot % B == 0 and slots[slot] != UNWRITTEN:
+                        slots[slot : slot + B] = [UNWRITTEN] * B  # a block that begins anew
                 for slot, token in zip(at, ids, strict=True):
                     slots[slot] = token
             case "write a block":
