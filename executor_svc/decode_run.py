@@ -5,7 +5,7 @@ full. Its step then follows from the step before, and what the rules say of rows
 checked and laid out anew for every token.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -29,27 +29,33 @@ class _Due:
 
 class DecodeRun:
     """Begins after a step in which every row has caught up and sampled. Until `settle`, what the batch should know of
-    these rows is kept here."""
+    these rows is kept here.
+
+    `_next` is the step to come, complete but for the blocks that its plan brings: it can be laid out before that plan
+    has come.
+    """
 
     def __init__(self, batch: ResidentBatch, session: int, step: Step) -> None:
+        num_rows = len(step.rows)
         self._batch = batch
         self._session = session
         self._block_size = batch.block_size
         self._num_steps = 0
         self._longest = int(step.context_lens.max())
-        self._due: list[_Due | None] = [None] * batch.block_size
-        self._tables = _with_spare_entries(step.block_tables)
+        self._tables = np.pad(step.block_tables, ((0, 0), (0, _SPARE_ENTRIES)))
         # A token that is sampled takes one more position.
-        most = min(batch.max_model_len - 1, self._tables.shape[1] * batch.block_size)
-        self._steps_left = most - self._longest
-        num_rows = len(step.rows)
+        self._most = min(batch.max_model_len - 1, self._tables.shape[1] * batch.block_size)
         self._scheduled_rows = step.rows.tobytes()
         self._scheduled_tokens = np.ones(num_rows, np.int32).tobytes()
         self._scheduled_samples = b"\1" * num_rows
-        self._query_start = np.arange(num_rows + 1, dtype=np.int32)
-        self._token_ids = np.full(num_rows, -1, np.int32)
-        self._slots = step.slots.take(step.query_start[1:] - 1)
-        self._last = step
+        self._last = replace(
+            step,
+            query_start=np.arange(num_rows + 1, dtype=np.int32),
+            token_ids=np.full(num_rows, -1, np.int32),
+            slots=step.slots.take(step.query_start[1:] - 1),
+        )
+        self._due_at: list[_Due | None] = [None] * batch.block_size
+        self._next: Step | None = None
 
     @staticmethod
     def may_follow(batch: ResidentBatch, step: Step) -> bool:
@@ -61,11 +67,11 @@ class DecodeRun:
     def repeats(self, plan: executor_pb2.StepPlan) -> bool:
         """Whether the plan is one more step of the same rows, all of them within the model's length."""
         return (
-            self._steps_left > 0
+            self._longest < self._most
             and plan.scheduled_rows == self._scheduled_rows
             and plan.scheduled_tokens == self._scheduled_tokens
             and plan.scheduled_samples == self._scheduled_samples
-            and plan.appended_rows == self._due_now().rows
+            and plan.appended_rows == self._due().rows
             and not (plan.ended_rows or plan.started or plan.fork_parents or plan.fork_children or plan.fork_sampling)
             and not (plan.copy_rows or plan.copy_sources or plan.copy_destinations)
             and len(plan.appended_blocks) == len(plan.appended_rows)
@@ -74,45 +80,51 @@ class DecodeRun:
     def next_step(self, plan: executor_pb2.StepPlan) -> Step:
         """The step of a plan that `repeats`. Raises PlanViolation for blocks that are not the session's; then nothing
         has changed."""
-        slots = self._slots + 1
+        step = self._next or self._lay_out()
         if plan.appended_blocks:
             blocks = read_int32s("appended_blocks", plan.appended_blocks)
             self._batch.check_blocks("appended_blocks", blocks, self._session)
-            due = self._due_now()
-            slots[due.places] = blocks.astype(np.int64) * self._block_size
+            due = self._due()
+            step.slots[due.places] = blocks.astype(np.int64) * self._block_size
             self._tables.reshape(-1)[due.entries] = blocks
             due.entries += 1
-        self._slots = slots
         self._num_steps += 1
-        self._steps_left -= 1
         self._longest += 1
+        self._last, self._next = step, None
+        return step
+
+    def prepare(self) -> None:
+        """Lay the next step out, as far as it is known. To be called when there is time."""
+        self._due()
+        self._next = self._lay_out()
+
+    def _lay_out(self) -> Step:
         last = self._last
-        self._last = Step(
+        return Step(
             rows=last.rows,
-            query_start=self._query_start,
-            token_ids=self._token_ids,
+            query_start=last.query_start,
+            token_ids=last.token_ids,
             positions=last.context_lens,
-            slots=slots,
-            block_tables=self._tables[:, : -(-self._longest // self._block_size)],
+            slots=last.slots + 1,
+            block_tables=self._tables[:, : self._longest // self._block_size + 1],
             context_lens=last.context_lens + 1,
             samples=last.samples,
             copy_sources=_NONE,
             copy_destinations=_NONE,
             decodes=True,
         )
-        return self._last
 
     def settle(self) -> None:
         """Tell the batch what has become of the rows. The run is over."""
         if self._num_steps:
             self._batch.advance(self._last.rows, self._last.context_lens, self._num_steps, self._last.block_tables)
 
-    def _due_now(self) -> _Due:
+    def _due(self) -> _Due:
         """Rows whose blocks are full before the next step."""
         phase = self._longest % self._block_size
-        due = self._due[phase]
+        due = self._due_at[phase]
         if due is None:
-            due = self._due[phase] = self._find_due()
+            due = self._due_at[phase] = self._find_due()
         return due
 
     def _find_due(self) -> _Due:
@@ -120,7 +132,3 @@ class DecodeRun:
         places = (positions % self._block_size == 0).nonzero()[0]
         entries = places * self._tables.shape[1] + positions.take(places) // self._block_size
         return _Due(self._last.rows.take(places).tobytes(), places, entries)
-
-
-def _with_spare_entries(tables: Int32s) -> Int32s:
-    return np.pad(tables, ((0, 0), (0, _SPARE_ENTRIES)))

@@ -33,6 +33,11 @@ class Intake:
         self._last_rows, self._last_step = plan.scheduled_rows, applied.step
         return applied
 
+    def prepare(self) -> None:
+        """Do ahead what can be done before the next plan comes."""
+        if self._run is not None:
+            self._run.prepare()
+
     def _begin_run(self, plan: executor_pb2.StepPlan) -> DecodeRun | None:
         """If the plan names the rows of the one before, and these can go on decoding."""
         step = self._last_step

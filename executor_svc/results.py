@@ -8,17 +8,19 @@ from executor_svc.step import StepOutput
 from paged.v1 import executor_pb2
 
 
-def split_output(batch: ResidentBatch, plans: list[AppliedPlan], output: StepOutput) -> list[executor_pb2.StepResult]:
-    """One result a plan, in order, with the sampled columns filled in."""
+def fill_results(
+    batch: ResidentBatch, plans: list[AppliedPlan], output: StepOutput, results: list[executor_pb2.StepResult]
+) -> None:
+    """Fill the sampled columns of each plan's result in."""
     if len(plans) == 1 and output.logprobs is None:
-        return [executor_pb2.StepResult(sampled_ids=output.sampled_ids.astype("<i4", copy=False).tobytes())]
-    results = []
+        results[0].sampled_ids = output.sampled_ids.astype("<i4", copy=False).tobytes()
+        return
     ids_at = entries_at = ranks_at = 0
-    for plan in plans:
+    for plan, result in zip(plans, results, strict=True):
         rows = plan.step.rows[plan.step.samples]
         sampled = output.sampled_ids[ids_at : ids_at + len(rows)]
         ids_at += len(rows)
-        result = executor_pb2.StepResult(sampled_ids=sampled.astype("<i4").tobytes())
+        result.sampled_ids = sampled.astype("<i4").tobytes()
         if output.logprobs is not None:
             asked = batch.num_logprobs[rows]
             asked = asked[asked != NO_LOGPROBS]
@@ -28,5 +30,3 @@ def split_output(batch: ResidentBatch, plans: list[AppliedPlan], output: StepOut
             result.logprob_ranks = output.logprobs.ranks[ranks_at : ranks_at + len(asked)].astype("<i4").tobytes()
             entries_at = entries.stop
             ranks_at += len(asked)
-        results.append(result)
-    return results

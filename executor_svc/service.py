@@ -17,7 +17,7 @@ from executor_svc.leases import Ownership, WholeLease
 from executor_svc.loaded import LoadedModel
 from executor_svc.plan import PlanViolation
 from executor_svc.plan_checks import Limits
-from executor_svc.results import split_output
+from executor_svc.results import fill_results
 from executor_svc.router import Router, Sent
 from executor_svc.sessions import Session, Sessions
 from executor_svc.settings import ExecutorSettings
@@ -144,16 +144,19 @@ class Service:
             return
         plans = [applied for _, applied in issued]
         output = self._stepper.run(plans)
-        results = split_output(self._batch, plans, output)
+        messages = [executor_pb2.ToScheduler() for _ in plans]
+        fill_results(self._batch, plans, output, [message.result for message in messages])
         took_s = time.perf_counter() - begin
         if any(plan.needs_step for plan in plans):
             self._worst_step_s = max(self._worst_step_s, took_s)
             self._epochs_without_step = 0
         wait_us = _micros(begin - self._idle_since)
-        for (session, _), result in zip(issued, results, strict=True):
-            result.wait_us = wait_us
-            result.step_us = _micros(took_s)
-            self._answer(session, result)
+        for (session, _), message in zip(issued, messages, strict=True):
+            message.result.wait_us = wait_us
+            message.result.step_us = _micros(took_s)
+            self._answer(session, message)
+        for session, _ in issued:
+            session.intake.prepare()
         self._idle_since = time.perf_counter()
 
     def _issue(self, session: Session, plan: executor_pb2.StepPlan) -> AppliedPlan | None:
@@ -166,11 +169,12 @@ class Service:
         session.issued_step = plan.step
         return applied
 
-    def _answer(self, session: Session, result: executor_pb2.StepResult) -> None:
+    def _answer(self, session: Session, message: executor_pb2.ToScheduler) -> None:
+        result = message.result
         result.epoch = self._sessions.epoch
         result.session = session.number
         result.step = session.issued_step
-        sent = self._send(session.peer, executor_pb2.ToScheduler(result=result))
+        sent = self._send(session.peer, message)
         now = time.monotonic()
         session.last_heard = now  # while it waited for this result it had no reason to speak
         if sent is not Sent.QUEUED:

@@ -48,7 +48,7 @@ class SlotMemory:
         blocks = slots // self._block_size
         places = slots - blocks * self._block_size
         overwritten = self._slots.take(slots)
-        if overwritten.any():
+        if np.count_nonzero(overwritten):
             self._make_room(slots[overwritten > 0])
         values = ids.astype(np.uint64)
         values += np.uint64(1)

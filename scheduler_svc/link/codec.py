@@ -18,21 +18,18 @@ class MalformedMessage(Exception):
 
 def encode_plan(plan: Plan, epoch: int, session: int) -> bytes:
     """One StepPlan, wrapped as ToExecutor."""
-    message = pb.StepPlan(
-        epoch=epoch,
-        session=session,
-        step=plan.step,
-        appended_rows=_bytes(plan.appended_rows),
-        appended_blocks=_bytes(plan.appended_blocks),
-        scheduled_rows=_bytes(plan.rows),
-        scheduled_tokens=_bytes(plan.num_tokens),
-        scheduled_samples=plan.samples.tobytes(),
-    )
+    envelope = pb.ToExecutor()
+    message = envelope.plan  # filled in place: a StepPlan made apart would be copied
+    message.epoch, message.session, message.step = epoch, session, plan.step
+    if len(plan.appended_rows):
+        message.appended_rows, message.appended_blocks = _bytes(plan.appended_rows), _bytes(plan.appended_blocks)
     if plan.ended:
         message.ended_rows = _bytes(plan.ended)
     if plan.started:
         message.started.extend(map(_started_row, plan.started))
-    return pb.ToExecutor(plan=message).SerializeToString()
+    message.scheduled_rows, message.scheduled_tokens = _bytes(plan.rows), _bytes(plan.num_tokens)
+    message.scheduled_samples = plan.samples.tobytes()
+    return envelope.SerializeToString()
 
 
 def decode_lease(attached: pb.Attached) -> Lease:

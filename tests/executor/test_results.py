@@ -4,7 +4,7 @@ import numpy as np
 
 from executor_svc.leases import Lease
 from executor_svc.plan import read_plan
-from executor_svc.results import split_output
+from executor_svc.results import fill_results
 from executor_svc.simulated.runner import SimulatedRunner
 from executor_svc.simulated.text import simulated_continuation
 from executor_svc.stepper import Stepper
@@ -41,7 +41,8 @@ def test_a_merged_step_is_cut_into_each_sessions_results() -> None:
         batch.apply(read_plan(theirs), OTHER_SESSION, other),
         batch.apply(read_plan(StepPlan()), SESSION, lease),
     ]
-    first, second, empty = split_output(batch, plans, stepper.run(plans))
+    first, second, empty = results = [StepResult() for _ in plans]
+    fill_results(batch, plans, stepper.run(plans), results)
     assert ids_of(first.sampled_ids) == [say(1, 2), say(3)]
     assert logprob_ids(first) == [say(1, 2), say(1, 2)]
     assert ids_of(first.logprob_ranks) == [1]
