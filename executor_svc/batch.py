@@ -106,10 +106,6 @@ class ResidentBatch:
             self._take_off(plan.appended_rows, places)
             raise
 
-    def check_blocks(self, column: str, blocks: Int32s, session: int) -> None:
-        """Raises PlanViolation unless the session has leased all of them."""
-        check_owned(column, blocks, self._ownership.of_block, session)
-
     def advance(self, rows: Int32s, num_computed: Int32s, num_steps: int, tables: Int32s) -> None:
         """Catch up with decode steps in which each of these rows has drawn a token, without a block to spare."""
         self._state[_NUM_COMPUTED, rows] = num_computed

@@ -11,7 +11,7 @@ import numpy as np
 
 from executor_svc.batch import ResidentBatch
 from executor_svc.plan import read_int32s
-from executor_svc.step import Int32s, Step
+from executor_svc.step import Step
 from paged.v1 import executor_pb2
 
 _SPARE_ENTRIES = 16
@@ -35,10 +35,10 @@ class DecodeRun:
     has come.
     """
 
-    def __init__(self, batch: ResidentBatch, session: int, step: Step) -> None:
+    def __init__(self, batch: ResidentBatch, leased_blocks: frozenset[int], step: Step) -> None:
         num_rows = len(step.rows)
         self._batch = batch
-        self._session = session
+        self._leased_blocks = leased_blocks
         self._block_size = batch.block_size
         self._num_steps = 0
         self._longest = int(step.context_lens.max())
@@ -65,7 +65,7 @@ class DecodeRun:
         return np.array_equal(batch.num_blocks.take(step.rows), -(-step.context_lens // batch.block_size))
 
     def repeats(self, plan: executor_pb2.StepPlan) -> bool:
-        """Whether the plan is one more step of the same rows, all of them within the model's length."""
+        """Whether the plan is one more step of the same rows that breaks no rule."""
         return (
             self._longest < self._most
             and plan.scheduled_rows == self._scheduled_rows
@@ -75,15 +75,14 @@ class DecodeRun:
             and not (plan.ended_rows or plan.started or plan.fork_parents or plan.fork_children or plan.fork_sampling)
             and not (plan.copy_rows or plan.copy_sources or plan.copy_destinations)
             and len(plan.appended_blocks) == len(plan.appended_rows)
+            and self._leased_blocks.issuperset(read_int32s("appended_blocks", plan.appended_blocks).tolist())
         )
 
     def next_step(self, plan: executor_pb2.StepPlan) -> Step:
-        """The step of a plan that `repeats`. Raises PlanViolation for blocks that are not the session's; then nothing
-        has changed."""
+        """The step of a plan that `repeats`."""
         step = self._next or self._lay_out()
         if plan.appended_blocks:
             blocks = read_int32s("appended_blocks", plan.appended_blocks)
-            self._batch.check_blocks("appended_blocks", blocks, self._session)
             due = self._due()
             step.slots[due.places] = blocks.astype(np.int64) * self._block_size
             self._tables.reshape(-1)[due.entries] = blocks

@@ -16,6 +16,7 @@ class Intake:
         self._batch = batch
         self._session = session
         self._lease = lease
+        self._leased_blocks = frozenset(lease.block_ids.tolist())
         self._last_rows = b""
         self._last_step: Step | None = None  # of a plan that the batch has applied
         self._run: DecodeRun | None = None
@@ -43,4 +44,4 @@ class Intake:
         step = self._last_step
         if step is None or plan.scheduled_rows != self._last_rows or not DecodeRun.may_follow(self._batch, step):
             return None
-        return DecodeRun(self._batch, self._session, step)
+        return DecodeRun(self._batch, self._leased_blocks, step)

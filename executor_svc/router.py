@@ -12,6 +12,9 @@ _HEARTBEAT_TIMEOUT_MS = 3000
 _RECEIVE_QUEUE = 8  # messages of one peer that wait to be read; times max_message_bytes is what a peer can make us hold
 _SEND_QUEUE = 2048  # a tokenizer's chunks in one go, and results besides
 _LAST_WORDS_MS = 250
+# Plain numbers: flags are combined in Python, and slowly.
+_READABLE = int(zmq.POLLIN)
+_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
 class EndpointTaken(Exception):
@@ -63,21 +66,20 @@ class Router:
             peer = self._socket.recv() if wait else self._socket.recv(zmq.NOBLOCK)
         except zmq.Again:
             return None
-        frames = 0
-        payload = b""
+        payload: bytes | None = self._socket.recv()  # what a peer sends has a frame at least
         while self._socket.getsockopt(zmq.RCVMORE):
-            payload = self._socket.recv()
-            frames += 1
-        return peer, payload if frames == 1 else None
+            self._socket.recv()
+            payload = None
+        return peer, payload
 
     def readable(self) -> bool:
         """Whether another message has come."""
-        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & _READABLE)
 
     def send(self, peer: bytes, payload: bytes) -> Sent:
         # Decided by the first frame; large payloads are shared with ZeroMQ's thread instead of copied.
         try:
-            self._socket.send(peer, zmq.NOBLOCK | zmq.SNDMORE)
+            self._socket.send(peer, _MORE)
             self._socket.send(payload, zmq.NOBLOCK, copy=len(payload) < 1 << 16)
         except zmq.Again:
             return Sent.FULL

@@ -59,7 +59,7 @@ class Logprobs:
     ranks: Int32s  # one a row: the drawn token's
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepOutput:
     """`sampled_ids` int32, one for each row with `samples`, in order; -1 where the row's logits were not finite."""
 

@@ -26,7 +26,7 @@ class SlotMemory:
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self._block_size = block_size
-        self._blocks = np.zeros((num_blocks, block_size), np.uint64)
+        self._blocks = np.zeros((num_blocks, block_size), np.int32)
         self._slots = self._blocks.reshape(-1)
         self._sums = np.zeros(num_blocks, np.uint64)
         self._written = np.zeros(num_blocks, np.uint64)
@@ -45,17 +45,14 @@ class SlotMemory:
 
     def write(self, slots: NDArray[np.int64], ids: Int32s) -> None:
         """No slot may be there twice: the sum of its block would be of both ids."""
-        blocks = slots // self._block_size
-        places = slots - blocks * self._block_size
+        blocks, places = np.divmod(slots, self._block_size)
         overwritten = self._slots.take(slots)
         if np.count_nonzero(overwritten):
             self._make_room(slots[overwritten > 0])
-        values = ids.astype(np.uint64)
-        values += np.uint64(1)
+        values = ids + 1
         self._slots[slots] = values
         powers_of_places = self._powers_in_block.take(places)
-        values *= powers_of_places
-        np.add.at(self._sums, blocks, values)
+        np.add.at(self._sums, blocks, np.multiply(values, powers_of_places, dtype=np.uint64, casting="unsafe"))
         np.add.at(self._written, blocks, powers_of_places)
 
     def _make_room(self, slots: NDArray[np.int64]) -> None:
@@ -63,13 +60,13 @@ class SlotMemory:
         blocks = slots // self._block_size
         self._slots[slots] = 0
         self._blocks[blocks[slots % self._block_size == 0]] = 0
-        touched = self._blocks.take(blocks, axis=0)
+        touched = self._blocks.take(blocks, axis=0).astype(np.uint64)
         self._sums[blocks] = touched @ self._powers_in_block
         self._written[blocks] = (touched > 0) @ self._powers_in_block
 
     def whole_contexts(self, tables: Int32s) -> UInt64s:
         """`contexts` of all that the tables' blocks hold. Nobody looks whether a slot was left out."""
-        return self._sums.take(tables) @ self._powers(tables.shape[1])
+        return self._sums.take(tables).dot(self._powers(tables.shape[1]))
 
     def contexts(self, tables: Int32s, lengths: Int32s) -> UInt64s:
         """Sum of id + 1 times power of position, over positions 0 .. length - 1 of each row: [num_rows].
@@ -93,7 +90,7 @@ class SlotMemory:
             position = int(values.argmin())
             slot = int(table[position // self._block_size]) * self._block_size + position % self._block_size
             raise UnwrittenSlot(row, position, slot)
-        return np.uint64(values @ powers(length))
+        return np.uint64(values.astype(np.uint64) @ powers(length))
 
     def _powers(self, width: int) -> UInt64s:
         """Of the first positions of so many blocks."""

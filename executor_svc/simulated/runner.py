@@ -32,15 +32,17 @@ class Latency:
     per_token_us: float = 0.0
     per_context_token_ns: float = 0.0
 
+    @property
+    def takes_time(self) -> bool:
+        return bool(self.fixed_us or self.per_token_us or self.per_context_token_ns)
+
     def step_s(self, step: Step) -> float:
-        if not (self.fixed_us or self.per_token_us or self.per_context_token_ns):
-            return 0.0
         context = int(step.context_lens.sum(dtype=np.int64))
         tokens_us = self.per_token_us * len(step.token_ids) + self.per_context_token_ns * context / 1e3
         return (self.fixed_us + tokens_us) / 1e6
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Sampled:
     """Columns over the sampling rows of a step."""
 
@@ -141,7 +143,8 @@ class SimulatedRunner:
         logprobs = self._logprobs(sampled)
         self._rows.last_token[sampled.rows] = sampled.tokens
         ids = sampled.tokens if failing is None else np.where(failing[sampled.rows], np.int32(-1), sampled.tokens)
-        _wait_until(begin + self._latency.step_s(step))
+        if self._latency.takes_time:
+            _wait_until(begin + self._latency.step_s(step))
         return StepOutput(ids, logprobs)
 
     def _write(self, step: Step) -> None:

@@ -22,6 +22,7 @@ HEARTBEAT_MS = 1000
 HEARTBEAT_TIMEOUT_MS = 3000
 RECONNECT_MS = 100
 GOODBYE_MS = 200
+READABLE = int(zmq.POLLIN)  # a plain number: flags are combined in Python, and slowly
 
 log = structlog.get_logger()
 
@@ -101,8 +102,8 @@ class ExecutorSession:
 
     def send(self, plan: Plan) -> None:
         """Send one plan. Never waits; a full socket ends the session."""
-        self._sent_at.append(time.monotonic())
         self._send(encode_plan(plan, self._epoch, self._session))
+        self._sent_at.append(self._last_sent_at)
 
     @property
     def idle_s(self) -> float:
@@ -151,7 +152,7 @@ class ExecutorSession:
 
     def _read(self) -> None:
         """Take all messages that have arrived."""
-        while not self.lost.done() and self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        while not self.lost.done() and self._socket.getsockopt(zmq.EVENTS) & READABLE:
             try:
                 self._take(pb.ToScheduler.FromString(self._socket.recv(zmq.NOBLOCK)))
             except (DecodeError, MalformedMessage) as error:
@@ -191,7 +192,7 @@ class ExecutorSession:
             self._bundle_data.clear()
 
     def _check_connection(self) -> None:
-        if self._monitor.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        if self._monitor.getsockopt(zmq.EVENTS) & READABLE:
             self._lose(SessionLost("connection to the executor lost"))
 
     async def _watch_results(self) -> None:

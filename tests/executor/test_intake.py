@@ -1,0 +1,164 @@
+"""Plans that repeat the last one's schedule come to the same steps, the same rows and the same refusals as if each had
+been looked at anew."""
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from executor_svc.batch import ResidentBatch
+from executor_svc.intake import Intake
+from executor_svc.plan import PlanViolation, read_plan
+from executor_svc.step import Step
+from paged.v1.executor_pb2 import StepPlan
+from tests.executor.plans import SESSION, column, make_batch, schedule, start
+
+B = 4
+SIZES = {"num_rows": 5, "num_blocks": 60, "block_size": B, "max_model_len": 40}
+COLUMNS = ("rows", "query_start", "token_ids", "positions", "slots", "context_lens", "samples")
+HOSTILE_BLOCKS = {"the executor's": 0, "another session's": 58, "out of range": 60, "negative": -1}
+
+
+class Pair:
+    """The same plans given to an intake and, one by one, to a batch of their own."""
+
+    def __init__(self, *lengths: int) -> None:
+        self.batch, lease = make_batch(**SIZES)
+        self.plain, self.lease = make_batch(**SIZES)
+        self.intake = Intake(self.batch, SESSION, lease)
+        self.lengths = dict(enumerate(lengths))  # positions that are computed
+        self.next_block = 1
+        starts = [
+            start(row, [7] * length, self.take(-(-length // B)), num_computed=length - 1)
+            for row, length in self.lengths.items()
+        ]
+        self.give(schedule(StepPlan(started=starts), *((row, 1, True) for row in self.lengths)))
+
+    def take(self, count: int) -> list[int]:
+        self.next_block += count
+        return list(range(self.next_block - count, self.next_block))
+
+    def decode_plan(self) -> StepPlan:
+        growing = [row for row, length in self.lengths.items() if length % B == 0]
+        plan = StepPlan(appended_rows=column(growing), appended_blocks=column(self.take(len(growing))))
+        return schedule(plan, *((row, 1, True) for row in self.lengths))
+
+    def give(self, plan: StepPlan) -> Step:
+        expected = self.plain.apply(read_plan(plan), SESSION, self.lease).step
+        step = self.intake.take(plan).step
+        for name in COLUMNS:
+            assert getattr(step, name).tolist() == getattr(expected, name).tolist(), name
+        for table, other, length in zip(step.block_tables, expected.block_tables, step.context_lens, strict=True):
+            assert table[: -(-length // B)].tolist() == other[: -(-length // B)].tolist()
+        return step
+
+    def decode(self) -> Step:
+        step = self.give(self.decode_plan())
+        for row in self.lengths:
+            self.lengths[row] += 1
+        return step
+
+    def check_rows(self) -> None:
+        """By a plan without a schedule, the batch is told of all that was decoded."""
+        self.give(StepPlan())
+        for name in ("live", "num_known", "num_sampled", "num_computed", "num_blocks"):
+            assert getattr(self.batch, name).tolist() == getattr(self.plain, name).tolist(), name
+        width = min(self.batch.block_tables.shape[1], self.plain.block_tables.shape[1])
+        assert self.batch.block_tables[:, :width].tolist() == self.plain.block_tables[:, :width].tolist()
+        assert not self.batch.block_tables[:, width:].any()
+
+
+@pytest.fixture
+def pair() -> Pair:
+    pair = Pair(3, 5, 8)
+    for _ in range(6):
+        pair.decode()
+    return pair
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_steps_and_rows_are_those_of_plans_looked_at_anew(data: st.DataObject) -> None:
+    pair = Pair(*data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=3), "lengths"))
+    for _ in range(data.draw(st.integers(1, 5), "stretches")):
+        for _ in range(data.draw(st.integers(0, 5), "steps")):
+            pair.decode()
+            if data.draw(st.booleans(), "prepare"):
+                pair.intake.prepare()
+        match data.draw(st.sampled_from(["nothing", "pause", "end", "block ahead"]), "between"):
+            case "pause":
+                pair.check_rows()
+            case "end" if len(pair.lengths) > 1:
+                row = data.draw(st.sampled_from(sorted(pair.lengths)), "row")
+                del pair.lengths[row]
+                pair.give(StepPlan(ended_rows=column([row])))
+            case "block ahead":
+                row = data.draw(st.sampled_from(sorted(pair.lengths)), "row")
+                if pair.lengths[row] % B:
+                    pair.give(StepPlan(appended_rows=column([row]), appended_blocks=column(pair.take(1))))
+                    break  # from here on it needs its blocks at other times than `decode` gives them
+    pair.check_rows()
+
+
+def test_the_steps_of_a_run_say_that_they_decode(pair: Pair) -> None:
+    assert pair.decode().decodes
+    assert not pair.give(StepPlan()).decodes
+
+
+def refuse(pair: Pair, plan: StepPlan) -> None:
+    """Both refuse it in the same words, and the batch is as it was."""
+    with pytest.raises(PlanViolation) as expected:
+        pair.plain.apply(read_plan(plan), SESSION, pair.lease)
+    with pytest.raises(PlanViolation) as refused:
+        pair.intake.take(plan)
+    assert str(refused.value) == str(expected.value)
+    pair.check_rows()
+
+
+@pytest.mark.parametrize("block", HOSTILE_BLOCKS.values(), ids=HOSTILE_BLOCKS.keys())
+def test_a_block_that_is_not_the_sessions_is_refused(pair: Pair, block: int) -> None:
+    while not (plan := pair.decode_plan()).appended_rows:
+        pair.give(plan)
+        pair.lengths = {row: length + 1 for row, length in pair.lengths.items()}
+    plan.appended_blocks = column([block]) + plan.appended_blocks[4:]
+    refuse(pair, plan)
+
+
+def test_a_row_without_a_slot_is_refused(pair: Pair) -> None:
+    while not (plan := pair.decode_plan()).appended_rows:
+        pair.give(plan)
+        pair.lengths = {row: length + 1 for row, length in pair.lengths.items()}
+    plan.appended_rows, plan.appended_blocks = b"", b""
+    refuse(pair, plan)
+
+
+@pytest.mark.parametrize("name", ["scheduled_tokens", "scheduled_samples", "appended_blocks", "ended_rows"])
+def test_a_column_that_cannot_be_read_is_refused(pair: Pair, name: str) -> None:
+    plan = pair.decode_plan()
+    setattr(plan, name, getattr(plan, name) + b"\2")
+    refuse(pair, plan)
+
+
+def test_a_row_that_ends_in_the_plan_that_schedules_it_is_refused(pair: Pair) -> None:
+    plan = pair.decode_plan()
+    plan.ended_rows = column([0])
+    refuse(pair, plan)
+
+
+def test_nothing_decodes_past_the_models_length() -> None:
+    pair = Pair(36)
+    for _ in range(3):
+        pair.decode()
+    refuse(pair, pair.decode_plan())
+
+
+def test_a_run_goes_on_past_the_entries_it_began_with() -> None:
+    batch, lease = make_batch(num_rows=3, num_blocks=200, block_size=2, max_model_len=400)
+    intake = Intake(batch, SESSION, lease)
+    intake.take(schedule(StepPlan(started=[start(0, [1, 2], [1])]), (0, 2, True)))
+    for length in range(3, 300):
+        grows = length % 2
+        plan = StepPlan(appended_rows=column([0] * grows), appended_blocks=column([1 + length // 2] * grows))
+        step = intake.take(schedule(plan, (0, 1, True))).step
+        assert step.slots.tolist() == [2 + length - 1]
+        assert step.block_tables[0].tolist() == list(np.arange(1, 2 + (length - 1) // 2))
