@@ -41,7 +41,7 @@ async def round_trips_us(endpoint: str, num_rows: int, steps: int) -> list[float
         scheduler.attach(lease)
         for i in range(num_rows):
             prompt = [chance.randint(300, 30_000) for _ in range(chance.randint(*PROMPT_TOKENS))]
-            scheduler.submit(Sequence(f"r{i}", prompt, len(prompt) + steps + 200))
+            scheduler.submit(Sequence(f"r{i}", prompt, steps + 200))
         return await _decode(session, scheduler, num_rows, steps)
     finally:
         session.say_goodbye()

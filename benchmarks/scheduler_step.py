@@ -56,7 +56,7 @@ def _filled(num_running: int, steps: int) -> Scheduler:
     scheduler.attach(Lease(list(range(1, 2 * blocks)), list(range(num_running)), 1 << 20, BLOCK_SIZE))
     for i in range(num_running):
         prompt = [chance.randint(10, 30_000) for _ in range(chance.randint(32, 512))]
-        scheduler.submit(Sequence(f"r{i}", prompt, len(prompt) + steps + 64, end_token_ids=(1, 2)))
+        scheduler.submit(Sequence(f"r{i}", prompt, steps + 64, end_token_ids=(1, 2)))
     return scheduler
 
 

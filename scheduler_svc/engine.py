@@ -16,7 +16,7 @@ from paged.v1 import executor_pb2 as pb
 from scheduler_svc.answer import Answer
 from scheduler_svc.core.prefix import prefix_hashes
 from scheduler_svc.core.results import Applied
-from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.scheduler import NeverFits, Scheduler
 from scheduler_svc.core.sequence import Sequence, State
 from scheduler_svc.driver import Driver
 from scheduler_svc.errors import (
@@ -47,7 +47,9 @@ class Engine:
 
     def __init__(self, settings: SchedulerSettings) -> None:
         self._settings = settings
-        self._scheduler = Scheduler(prefix_caching=settings.prefix_caching, watermark=settings.watermark)
+        self._scheduler = Scheduler(
+            prefix_caching=settings.prefix_caching, watermark=settings.watermark, longest=settings.max_model_len
+        )
         options = LinkOptions(
             endpoint=settings.executor_endpoint,
             scheduler_id=settings.scheduler_id,
@@ -59,7 +61,7 @@ class Engine:
         self._answers: dict[str, Answer] = {}
         self._dirty: deque[Answer] = deque()
         self._counts = {"finished": 0, "cancelled": 0, "failed": 0}
-        self._suspects: list[Answer] = []
+        self._suspects: set[Answer] = set()
         self._is_stopping = False
         self.model: pb.ModelFacts | None = None
 
@@ -158,7 +160,7 @@ class Engine:
         sequence = Sequence(
             request_id=request.request_id,
             token_ids=list(request.prompt_ids),
-            max_total=self._max_total(request),
+            max_tokens=request.max_tokens,
             sampling=request.sampling,
             end_token_ids=self._end_token_ids(request),
             cache_salt=request.cache_salt,
@@ -177,13 +179,17 @@ class Engine:
     async def _submit(self, sequence: Sequence) -> None:
         """Into the core's queue; a long prompt is hashed first, in a worker thread."""
         if self._settings.prefix_caching and len(sequence.token_ids) > LONG_PROMPT_TOKENS:
-            block_size = self._scheduler.state.lease.block_size
+            block_size = self._scheduler.state.hashed_block_size
             hashes = await asyncio.to_thread(prefix_hashes, sequence.token_ids, block_size, sequence.cache_salt)
-            if block_size == self._scheduler.state.lease.block_size:
+            if block_size == self._scheduler.state.hashed_block_size:
                 sequence.block_hashes = hashes
-        if sequence.state is State.NEW:  # not aborted meanwhile
+        if sequence.state is not State.NEW:  # aborted meanwhile
+            return
+        try:
             self._scheduler.submit(sequence)
-            self._driver.wake()
+        except NeverFits:
+            raise self._never_fits(sequence) from None
+        self._driver.wake()
 
     def _check_acceptable(self, request: GenerationRequest) -> None:
         if self._is_stopping:
@@ -204,24 +210,15 @@ class Engine:
         longest = self.model.max_model_len if self.model is not None else 0
         return min(longest, self._settings.max_model_len or longest)
 
-    def _max_total(self, request: GenerationRequest) -> int:
-        """Most tokens of the sequence: max_tokens and the model's length bound it, and the executor's memory must hold
-        it. Raises InvalidRequest."""
-        num_prompt = len(request.prompt_ids)
-        wanted = self._max_model_len
-        if request.max_tokens is not None:
-            wanted = min(wanted, num_prompt + request.max_tokens)
-        capacity = self._scheduler.state.capacity_tokens if self._driver.is_attached else wanted
-        if wanted <= capacity:
-            return wanted
-        if request.max_tokens is None and num_prompt < capacity:
-            return capacity
-        field = "prompt" if num_prompt >= capacity else "stop.max_tokens"
-        raise InvalidRequest(
+    def _never_fits(self, sequence: Sequence) -> InvalidRequest:
+        most = min(self._max_model_len, self._scheduler.state.capacity_tokens)
+        field = "prompt" if sequence.num_prompt >= most else "stop.max_tokens"
+        wanted = f"prompt ({sequence.num_prompt} tokens) and output (at most {sequence.max_tokens})"
+        return InvalidRequest(
             FieldViolation(
                 field,
-                f"prompt ({num_prompt}) and output together would take {wanted} tokens; the executor's memory holds "
-                f"{capacity}: ask for less, or give the executor more blocks",
+                f"{wanted} are more than the {most} tokens of the model's length and the executor's "
+                "memory; ask for less, or give the executor more blocks",
             )
         )
 
@@ -237,6 +234,7 @@ class Engine:
     def _forget(self, answer: Answer) -> None:
         """The client has its last message, or has gone."""
         del self._answers[answer.sequence.request_id]
+        self._suspects.discard(answer)
         outcome = "finished" if answer.is_finished else "failed" if answer.is_over else "cancelled"
         self._counts[outcome] += 1
         self._scheduler.cancel(answer.sequence)
@@ -257,9 +255,8 @@ class Engine:
         log.info("serving", model=self.model.name, architecture=self.model.architecture)
 
     def on_applied(self, applied: Applied) -> None:
-        for answer in self._suspects:
-            answer.num_losses = 0
-        self._suspects.clear()
+        if self._suspects:
+            self._clear_suspects(applied.updated)
         was_empty = not self._dirty
         for sequences in (applied.updated, applied.ended):
             for sequence in sequences:
@@ -270,15 +267,22 @@ class Engine:
         if was_empty and self._dirty:
             asyncio.get_running_loop().call_soon(self._serve_answers)
 
-    def on_lost(self, ran: list[Sequence], reason: str) -> None:
+    def _clear_suspects(self, updated: list[Sequence]) -> None:
+        """A new token shows that it was not this answer that took the executor down."""
+        for answer in self._suspects.intersection(sequence.owner for sequence in updated):
+            answer.num_losses = 0
+            self._suspects.discard(answer)
+
+    def on_lost(self, ran: list[Sequence]) -> None:
         """What ran at too many losses in a row is given up, lest it take the executor down for ever."""
         for sequence in ran:
             answer = sequence.owner
             answer.num_losses += 1
             if answer.num_losses >= self._settings.max_losses:
+                self._suspects.discard(answer)
                 self._fail(answer, RequestFailed(f"the executor was lost {answer.num_losses} times in a row under it"))
             else:
-                self._suspects.append(answer)
+                self._suspects.add(answer)
 
     def _serve_answers(self) -> None:
         """Turn new tokens into text for those who have waited longest, for one slice of time."""

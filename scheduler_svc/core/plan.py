@@ -21,6 +21,7 @@ class Lease:
     tokens_per_step: int
     block_size: int
     plans_in_flight: int = 2
+    max_model_len: int = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,8 @@ from scheduler_svc.core.prefix import extend_hashes
 from scheduler_svc.core.sequence import Sequence, State
 from scheduler_svc.core.state import CoreState, InFlight
 
+MAX_STARTED_TOKENS = 1 << 18  # ids sent in one plan with more than one start: a cached prefix costs bytes, if no budget
+
 
 class Planner:
     """`watermark` is the share of the lease that admission leaves free while others run, so that they can grow for a
@@ -72,7 +74,6 @@ class Planner:
         preempted = False
         while (need := self._growth()) > self._state.cache.pool.num_free:
             victim = self._state.sequence_in(self._state.columns.running_rows()[-1])
-            victim.num_preemptions += 1
             self._state.counters.preemptions += 1
             self._state.preempt(victim)
             preempted = True
@@ -113,9 +114,13 @@ class Planner:
         """Let the first in the queue in while it fits. Returns them, and how many tokens of each are computed."""
         started: list[StartedRow] = []
         chunks: list[int] = []
+        num_sent = 0
         while budget > 0 and self._state.columns.num_free_rows and (sequence := self._state.queue.first()):
-            if sequence.in_flight:
+            if sequence.num_owed:
                 break  # preempted with tokens on the way: they come first
+            num_sent += len(sequence.token_ids)
+            if started and num_sent > MAX_STARTED_TOKENS:
+                break
             start = self._start(sequence)
             if start is None:
                 break

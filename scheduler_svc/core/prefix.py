@@ -77,11 +77,13 @@ class PrefixCache:
             self._hash_of[block] = digest
             self.pool.keep(block)
 
-    def withdraw(self, block: int) -> None:
-        """The block's content is not to be trusted: nobody finds it any more."""
-        if block in self._hash_of:
-            self._forget(block)
-            self.pool.drop(block)
+    def withdraw(self, hashes: list[bytes]) -> None:
+        """What these hashes name is not to be trusted: nobody finds it any more."""
+        for digest in hashes:
+            block = self._block_of.get(digest)
+            if block is not None:
+                self._forget(block)
+                self.pool.drop(block)
 
     def audit(self) -> None:
         """Raise AssertionError unless hashes and blocks are a bijection."""

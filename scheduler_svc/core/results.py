@@ -71,16 +71,16 @@ class Results:
     ) -> None:
         """A token of a sequence that has lost its row meanwhile (kept if it was preempted, dropped if it has ended), or
         one that is none because the logits were not finite."""
+        if token < 0:
+            self._state.cache.withdraw(sequence.block_hashes)
         if sequence.state is State.ENDED:
             return
         if token < 0:
-            for block in self._state.columns.table(sequence.row) if sequence.state is State.RUNNING else []:
-                self._state.cache.withdraw(block)
             sequence.end_reason = EndReason.NOT_FINITE
             self._state.end(sequence)
             applied.ended.append(sequence)
             return
-        sequence.in_flight -= 1
+        sequence.num_owed -= 1
         sequence.token_ids.append(token)
         if logprobs is not None:
             sequence.logprobs.append(logprobs)

@@ -20,23 +20,34 @@ from scheduler_svc.core.sequence import Sequence, State
 from scheduler_svc.core.state import NO_LEASE, CoreState
 
 
-class Scheduler:
-    """The core's face: bookkeeping for one executor at a time. `state` is for reading. See `Planner` for settings."""
+class NeverFits(Exception):
+    """The sequence can never be computed under the present lease."""
 
-    def __init__(self, *, prefix_caching: bool = True, watermark: float = 0.01) -> None:
-        self.state = CoreState(prefix_caching)
+
+class Scheduler:
+    """The core's face: bookkeeping for one executor at a time. `state` is for reading. See `Planner` for `watermark`;
+    `longest` bounds a sequence's tokens, prompt included, where the model allows more."""
+
+    def __init__(self, *, prefix_caching: bool = True, watermark: float = 0.01, longest: int | None = None) -> None:
+        self.state = CoreState(prefix_caching, longest)
         self._planner = Planner(self.state, watermark)
         self._results = Results(self.state)
+
+    @property
+    def is_attached(self) -> bool:
+        return self.state.lease is not NO_LEASE
 
     def attach(self, lease: Lease) -> list[Sequence]:
         """Begin a session, with empty KV memory. Returns waiting sequences that can never fit it; they have ended."""
         state = self.state
-        if state.in_flight or state.num_running:
+        if self.is_attached:
             raise RuntimeError("attach() during a session: call detach() first")
         state.begin(lease)
-        for sequence in state.queue:
-            sequence.block_hashes.clear()  # the block size may be another one now
-        hopeless = [sequence for sequence in state.queue if sequence.max_total > state.capacity_tokens]
+        if state.hashed_block_size != lease.block_size:
+            state.hashed_block_size = lease.block_size
+            for sequence in state.queue:
+                sequence.block_hashes.clear()
+        hopeless = [sequence for sequence in state.queue if not state.bound(sequence)]
         for sequence in hopeless:
             state.end(sequence)
         return hopeless
@@ -49,12 +60,14 @@ class Scheduler:
             state.preempt(sequence)
         for record in state.in_flight:
             for sequence in record.sequences:
-                sequence.in_flight = 0
+                sequence.num_owed = 0
         state.begin(NO_LEASE)
         return ran
 
     def submit(self, sequence: Sequence) -> None:
-        """Let the sequence wait for its turn. Its `max_total` must be within `state.capacity_tokens`."""
+        """Let the sequence wait for its turn. Raises NeverFits; without a lease that shows at the next attach()."""
+        if self.is_attached and not self.state.bound(sequence):
+            raise NeverFits
         sequence.state = State.WAITING
         self.state.queue.push(sequence)
 

@@ -49,7 +49,7 @@ class Sequence:
 
     request_id: str
     token_ids: list[int]
-    max_total: int  # most tokens, prompt included
+    max_tokens: int | None = None  # of output; None: as many as model and memory allow
     sampling: Sampling = field(default_factory=Sampling)
     end_token_ids: tuple[int, ...] = ()
     cache_salt: str = ""
@@ -59,9 +59,9 @@ class Sequence:
     state: State = State.NEW
     end_reason: EndReason | None = None
     row: int = -1
-    in_flight: int = 0  # sampled tokens that are planned and not known
+    max_total: int = 0  # most tokens, prompt included, under the present lease
+    num_owed: int = 0  # while it waits: tokens that were planned before it lost its row, and are not known yet
     num_cached: int | None = None  # prompt tokens found in the prefix cache at first admission
-    num_preemptions: int = 0
     logprobs: list["TokenLogprobs"] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks of token_ids, as far as computed
 

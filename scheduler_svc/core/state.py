@@ -51,14 +51,16 @@ class InFlight:
 class CoreState:
     """The sequences, running and waiting, and the blocks of one lease. Planner and results are written upon it."""
 
-    def __init__(self, prefix_caching: bool) -> None:
+    def __init__(self, prefix_caching: bool, longest: int | None) -> None:
         self.prefix_caching = prefix_caching
+        self._longest = longest
+        self.hashed_block_size = NO_LEASE.block_size  # what the waiting sequences' hashes are for
         self.queue = AdmissionQueue()
         self.counters = Counters()
         self.begin(NO_LEASE)
 
     def begin(self, lease: Lease) -> None:
-        """A new lease, with nothing in its blocks and rows."""
+        """A new lease, with nothing in its blocks and rows. What waits is bounded by `bound`, sequence by sequence."""
         self.lease = lease
         self.cache = PrefixCache(lease.block_ids)
         # No more rows than tokens per step, so that every step has a token for each.
@@ -74,6 +76,11 @@ class CoreState:
         return len(self.lease.block_ids) * self.lease.block_size + 1
 
     @property
+    def max_model_len(self) -> int:
+        """Most tokens of a sequence, whatever memory there is."""
+        return min(self.lease.max_model_len, self._longest or self.lease.max_model_len)
+
+    @property
     def num_running(self) -> int:
         return len(self.columns.running_rows())
 
@@ -86,6 +93,19 @@ class CoreState:
         """Slots in block tables that hold no token yet; a token counts from the plan that computes it."""
         rows = self.columns.running_rows()
         return int((self.columns.num_blocks[rows] * self.lease.block_size - self.columns.num_computed[rows]).sum())
+
+    def bound(self, sequence: Sequence) -> bool:
+        """Set how long the sequence may become under this lease. False if it can never be computed.
+
+        What `max_tokens` and the model's length allow; where max_tokens is open, no more than the blocks can hold.
+        """
+        length = self.max_model_len
+        if sequence.max_tokens is None:
+            length = min(length, self.capacity_tokens)
+        else:
+            length = min(length, sequence.num_prompt + sequence.max_tokens)
+        sequence.max_total = length
+        return len(sequence.token_ids) < length <= self.capacity_tokens
 
     def sequence_in(self, row: int) -> Sequence:
         sequence = self.columns.sequence[row]
@@ -125,6 +145,6 @@ class CoreState:
         """The only way out of a row, whatever the reason. The executor is told in the next plan."""
         row = sequence.row
         sequence.row = -1
-        sequence.in_flight = int(self.columns.in_flight[row])
+        sequence.num_owed = int(self.columns.in_flight[row])
         self.cache.pool.release(self.columns.leave(row))
         self.ended_rows.append(row)

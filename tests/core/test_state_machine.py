@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from scheduler_svc.core.audit import audit
 from scheduler_svc.core.plan import Lease, Plan, Result
 from scheduler_svc.core.results import ResultMismatch
-from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.scheduler import NeverFits, Scheduler
 from scheduler_svc.core.sequence import EndReason, Sequence, State
 from tests.core.plain_executor import PlainExecutor, continuation
 
@@ -26,8 +26,6 @@ prompts = st.builds(
 class Core(RuleBasedStateMachine):
     """One scheduler, one plain executor, up to two plans between them."""
 
-    block_size = 4
-
     def __init__(self) -> None:
         super().__init__()
         self.scheduler = Scheduler()
@@ -36,12 +34,21 @@ class Core(RuleBasedStateMachine):
         self.attached = False
 
     @precondition(lambda self: not self.attached)
-    @rule(num_blocks=st.integers(12, 30), num_rows=st.integers(1, 5), budget=st.integers(5, 40))
-    def attach(self, num_blocks: int, num_rows: int, budget: int) -> None:
+    @rule(
+        num_blocks=st.integers(12, 30),
+        num_rows=st.integers(1, 5),
+        budget=st.integers(1, 40),
+        block_size=st.sampled_from([1, 4, 16]),
+        max_model_len=st.sampled_from([40, 1000]),
+    )
+    def attach(self, num_blocks: int, num_rows: int, budget: int, block_size: int, max_model_len: int) -> None:
         # Ids as a lease may have them: without order, never 0.
-        self.lease = Lease(list(range(3 * num_blocks, 0, -3)), list(range(num_rows, 0, -1)), budget, self.block_size)
+        blocks, rows = list(range(3 * num_blocks, 0, -3)), list(range(num_rows, 0, -1))
+        self.block_size = block_size
+        self.lease = Lease(blocks, rows, budget, block_size, max_model_len=max_model_len)
         hopeless = self.scheduler.attach(self.lease)
-        assert all(s.max_total > self.scheduler.state.capacity_tokens and s.state is State.ENDED for s in hopeless)
+        assert all(s.state is State.ENDED for s in hopeless)
+        assert not any(self.scheduler.state.bound(s) for s in hopeless)
         self.executor = PlainExecutor(self.lease)
         self.attached = True
 
@@ -54,18 +61,20 @@ class Core(RuleBasedStateMachine):
 
     @rule(
         prompt=prompts,
-        max_tokens=st.integers(1, 20),
+        max_tokens=st.one_of(st.none(), st.integers(1, 20)),
         end_ids=st.sampled_from([(), (5,), (1, 2, 3, 4)]),
         salt=st.sampled_from(["", "a"]),
     )
-    def submit(self, prompt: list[int], max_tokens: int, end_ids: tuple[int, ...], salt: str) -> None:
-        sequence = Sequence(
-            f"r{len(self.sequences)}", list(prompt), len(prompt) + max_tokens, end_token_ids=end_ids, cache_salt=salt
-        )
-        if self.attached and sequence.max_total > self.scheduler.state.capacity_tokens:
-            return
-        self.sequences.append(sequence)
-        self.scheduler.submit(sequence)
+    def submit(self, prompt: list[int], max_tokens: int | None, end_ids: tuple[int, ...], salt: str) -> None:
+        name = f"r{len(self.sequences)}"
+        sequence = Sequence(name, list(prompt), max_tokens, end_token_ids=end_ids, cache_salt=salt)
+        try:
+            self.scheduler.submit(sequence)
+        except NeverFits:
+            assert sequence.state is State.NEW
+            assert not self.scheduler.state.bound(sequence)
+        else:
+            self.sequences.append(sequence)
 
     @precondition(lambda self: self.sequences)
     @rule(data=st.data())
@@ -119,9 +128,8 @@ class Core(RuleBasedStateMachine):
     @invariant()
     def every_text_is_exact(self) -> None:
         for sequence in self.sequences:
-            expected = continuation(
-                sequence.token_ids[: sequence.num_prompt], sequence.end_token_ids, sequence.max_total
-            )
+            length = max(sequence.max_total, len(sequence.token_ids))
+            expected = continuation(sequence.token_ids[: sequence.num_prompt], sequence.end_token_ids, length)
             output = sequence.token_ids[sequence.num_prompt :]
             assert output == expected[: len(output)]
             if sequence.end_reason is not None:
@@ -131,8 +139,8 @@ class Core(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Everything that is still wanted ends, in a bounded number of steps, and leaves no block behind."""
         if not self.attached:
-            self.attach(30, 4, 40)
-        for _ in range(200 + 60 * len(self.sequences)):
+            self.attach(30, 4, 40, 4, 1000)
+        for _ in range(1000 + 600 * len(self.sequences)):
             while len(self.waiting_plans) < 2 and (plan := self.scheduler.plan()) is not None:
                 self.waiting_plans.append(plan)
             if not self.waiting_plans:
@@ -144,21 +152,14 @@ class Core(RuleBasedStateMachine):
         self.every_text_is_exact()
 
 
-class CoreOfSingleSlots(Core):
-    block_size = 1
-
-
-class CoreWithWideBlocks(Core):
-    block_size = 16
-
-
-budget = settings(max_examples=120, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck))
+budget = settings(max_examples=200, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck))
 TestCore = Core.TestCase
 TestCore.settings = budget
-TestCoreOfSingleSlots = CoreOfSingleSlots.TestCase
-TestCoreOfSingleSlots.settings = settings(budget, max_examples=40)
-TestCoreWithWideBlocks = CoreWithWideBlocks.TestCase
-TestCoreWithWideBlocks.settings = settings(budget, max_examples=40)
+
+
+@pytest.mark.slow
+class TestCoreForLong(Core.TestCase):
+    settings = settings(budget, max_examples=3000, stateful_step_count=80)
 
 
 def test_a_result_of_another_plan_is_refused() -> None:
@@ -166,7 +167,7 @@ def test_a_result_of_another_plan_is_refused() -> None:
     scheduler.attach(Lease(list(range(1, 9)), [0], 16, 4))
     with pytest.raises(ResultMismatch):
         scheduler.apply(Result(1, np.zeros(0, np.int32)))
-    scheduler.submit(Sequence("a", [1, 2, 3], 6))
+    scheduler.submit(Sequence("a", [1, 2, 3], 3))
     scheduler.plan()
     with pytest.raises(ResultMismatch):
         scheduler.apply(Result(2, np.array([5], np.int32)))
