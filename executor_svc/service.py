@@ -60,6 +60,7 @@ class Service:
         )
         self._tokenizer = TokenizerSender(model.bundle, router)
         self._garbage = GarbageCount()
+        self._session_timeout_s = settings.session_timeout_s
         self._executor_id = secrets.token_hex(8)
         self._worst_step_s = model.warm_up_ms / 1e3
         self._epochs_without_step = 0
@@ -152,9 +153,7 @@ class Service:
             self._epochs_without_step = 0
         wait_us = _micros(begin - self._idle_since)
         for (session, _), message in zip(issued, messages, strict=True):
-            message.result.wait_us = wait_us
-            message.result.step_us = _micros(took_s)
-            self._answer(session, message)
+            self._answer(session, message, step_us=_micros(took_s), wait_us=wait_us)
         for session, _ in issued:
             session.intake.prepare()
         self._idle_since = time.perf_counter()
@@ -169,8 +168,9 @@ class Service:
         session.issued_step = plan.step
         return applied
 
-    def _answer(self, session: Session, message: executor_pb2.ToScheduler) -> None:
+    def _answer(self, session: Session, message: executor_pb2.ToScheduler, *, step_us: int, wait_us: int) -> None:
         result = message.result
+        result.step_us, result.wait_us = step_us, wait_us
         result.epoch = self._sessions.epoch
         result.session = session.number
         result.step = session.issued_step
@@ -199,6 +199,7 @@ class Service:
             model=self._model.facts,
             tokenizer_hash=self._tokenizer.bundle_hash,
             worst_step_ms=max(1, round(self._worst_step_s * 1e3)),
+            session_timeout_ms=max(1, round(self._session_timeout_s * 1e3)),
         )
 
     def _send(self, peer: bytes, message: executor_pb2.ToScheduler) -> Sent:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from executor_svc.simulated.memory import SlotMemory, UnwrittenSlot
 from executor_svc.simulated.script import Script, ScriptedFault
-from executor_svc.simulated.text import UInt64s, draw_keys, mix, pass_over, token_logprobs
+from executor_svc.simulated.text import UInt64s, draw_keys, mix, pass_over, token_logprobs, tokens_of
 from executor_svc.step import Int32s, Logprobs, RowStart, Step, StepOutput
 from paged.v1 import executor_pb2
 
@@ -176,7 +176,7 @@ class SimulatedRunner:
         hashes = mix(contexts)
         if self._rows.any_draw:
             hashes = np.where(self._rows.draws[rows], mix(hashes ^ self._rows.draw_key[rows]), hashes)
-        tokens = (hashes % np.uint64(self._vocab_size)).astype(np.int32)
+        tokens = tokens_of(hashes, self._vocab_size)
         if self._rows.any_hold:
             held = lengths - self._rows.num_prompt[rows] < self._rows.min_tokens[rows]
             for i in np.flatnonzero(held):

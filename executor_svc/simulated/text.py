@@ -3,7 +3,7 @@
     context = sum over positions p of (id[p] + 1) * R^p               (modulo 2^64)
     h       = mix(context)
     h       = mix(h ^ mix(seed + R * (index + 1)))                    only when temperature > 0
-    token   = h mod vocabulary size
+    token   = (h >> 32) mod vocabulary size
 
 R is odd, so an id that is changed, added or left out at one position always changes `context`: an odd number times a
 difference below 2^64 is never 0. While a row has fewer output tokens than min_tokens, end tokens are passed over: the
@@ -30,11 +30,13 @@ _MIXER, _HALF = np.uint64(0xBF58476D1CE4E5B9), np.uint64(32)
 
 
 def mix(values: UInt64s) -> UInt64s:
-    """Let every input bit count in the low bits, one to one: a product spreads it upwards, then the upper half is
-    folded onto the lower."""
-    values = values * _MIXER
-    values ^= values >> _HALF
-    return values
+    """Let every input bit count in the upper half, one to one: an odd factor spreads them upwards."""
+    return values * _MIXER
+
+
+def tokens_of(hashes: UInt64s, vocab_size: int) -> Int32s:
+    """The token that each hash stands for."""
+    return ((hashes >> _HALF) % np.uint64(vocab_size)).astype(np.int32)
 
 
 def powers(count: int, stride: int = 1) -> UInt64s:
@@ -51,8 +53,7 @@ def draw_keys(seeds: UInt64s, indices: UInt64s) -> UInt64s:
 
 def mix_one(value: int) -> int:
     """`mix` of one integer."""
-    value = value * int(_MIXER) & _WORD
-    return value ^ value >> int(_HALF)
+    return value * int(_MIXER) & _WORD
 
 
 def pass_over(token: int, end_token_ids: Collection[int], vocab_size: int) -> int:
@@ -110,7 +111,7 @@ class SimulatedText:
 
     def next_token(self) -> int:
         num_output = len(self.token_ids) - self._num_prompt
-        token = self.context_hash() % self._vocab_size
+        token = (self.context_hash() >> 32) % self._vocab_size
         if num_output < self._min_tokens:
             token = pass_over(token, self._end_token_ids, self._vocab_size)
         if num_output < len(self._reply):

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from executor_svc.batch import ResidentBatch
 from executor_svc.intake import Intake
 from executor_svc.plan import PlanViolation, read_plan
 from executor_svc.step import Step
