@@ -28,13 +28,14 @@ from scheduler_svc.link.codec import decode_result
 from scheduler_svc.link.session import ExecutorSession, LinkOptions
 
 PROMPT_TOKENS = (32, 96)
+ANSWER_S = 10.0
 
 
 async def round_trips_us(endpoint: str, num_rows: int, steps: int) -> list[float]:
     """µs of each of `steps` decode plans of `num_rows` rows."""
     chance = random.Random(0)
     context = zmq.Context()
-    session = ExecutorSession(context, LinkOptions(endpoint, "benchmark", 10.0, 1 << 24))
+    session = ExecutorSession(context, LinkOptions(endpoint, "benchmark", 10.0))
     try:
         _, lease = await session.attach()
         scheduler = Scheduler()
@@ -59,9 +60,9 @@ async def _decode(session: ExecutorSession, scheduler: Scheduler, num_rows: int,
             raise RuntimeError("nothing to plan")
         began = time.perf_counter()
         session.send(plan)
-        ended, message = await arrived.get()
+        ended, message = await asyncio.wait_for(arrived.get(), ANSWER_S)
         decoding = time.perf_counter()
-        result = decode_result(message, [])
+        result = decode_result(message, [], session.vocab_size)
         ended += time.perf_counter() - decoding
         scheduler.apply(result)
         if len(plan.rows) == num_rows and not plan.started:

@@ -1,7 +1,6 @@
 """The scheduler service: `paged-scheduler` or `python -m scheduler_svc`."""
 
 import asyncio
-import contextlib
 import signal
 import sys
 
@@ -32,6 +31,8 @@ async def serve(settings: SchedulerSettings) -> None:
     waiting = asyncio.create_task(stopped.wait())
     try:
         await asyncio.wait([driving, waiting], return_when=asyncio.FIRST_COMPLETED)
+        if driving.done():
+            driving.result()  # raises: it never ends by itself
         log.info("stopping")
         # The engine refuses new requests by itself, so the server goes on taking calls until the last answer has ended:
         # one that came while the server was closing would be told CANCELLED.
@@ -42,8 +43,7 @@ async def serve(settings: SchedulerSettings) -> None:
     finally:
         waiting.cancel()
         driving.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await driving
+        await asyncio.wait([driving])
 
 
 def _on_signal(stopped: asyncio.Event) -> None:

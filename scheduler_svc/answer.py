@@ -1,11 +1,14 @@
 """One request on its way back to its client: from the tokens that the core appends to text that may be sent."""
 
 import asyncio
+from dataclasses import replace
 
 from scheduler_svc.core.sequence import EndReason, Sequence
 from scheduler_svc.errors import PagedError, RequestFailed
 from scheduler_svc.requests import Delta, Finish, Usage
 from scheduler_svc.text.text_stream import TextStream
+
+MAX_DELTA_TOKENS = 1024  # with the most log-probabilities some 300 kB: a reader that was slow gets several messages
 
 
 class Answer:
@@ -65,21 +68,25 @@ class Answer:
             self._changed.set()
 
     async def next_delta(self) -> Delta:
-        """All that waits, as soon as anything does. Raises the error that has ended the answer."""
+        """All that waits, as soon as anything does, and as far as one message goes. Raises the error that has ended the
+        answer."""
         await self._changed.wait()
         self._changed.clear()
         if self._error is not None:
             raise self._error
         sequence = self.sequence
-        begin, self._num_sent = self._num_sent, self._num_taken
+        begin, end = self._num_sent, min(self._num_taken, self._num_sent + MAX_DELTA_TOKENS)
+        self._num_sent = end
         text, self._text = "".join(self._text), []
-        return Delta(
+        delta = Delta(
             text=text,
-            token_ids=sequence.token_ids[sequence.num_prompt + begin : sequence.num_prompt + self._num_taken],
-            logprobs=sequence.logprobs[begin : self._num_taken],
-            finish=self._finish,
-            usage=self._usage() if self._finish is not None else None,
+            token_ids=sequence.token_ids[sequence.num_prompt + begin : sequence.num_prompt + end],
+            logprobs=sequence.logprobs[begin:end],
         )
+        if end < self._num_taken:
+            self._changed.set()
+            return delta
+        return replace(delta, finish=self._finish, usage=self._usage() if self._finish is not None else None)
 
     def _end(self, finish: Finish) -> None:
         self.is_over = True

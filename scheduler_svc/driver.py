@@ -9,28 +9,30 @@ import zmq
 
 from paged.v1 import executor_pb2 as pb
 from scheduler_svc.core.audit import AuditFailure, audit_idle
+from scheduler_svc.core.plan import Lease
 from scheduler_svc.core.results import Applied
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.link.codec import decode_result
 from scheduler_svc.link.session import ExecutorSession, LinkOptions, SessionLost
 
-MIN_PAUSE_S = 0.05  # between a loss and the next attempt; doubled with each loss without a result between
+MIN_PAUSE_S = 0.05  # between a loss and the next attempt; doubled with each loss without a token between
 MAX_PAUSE_S = 5.0
 
 log = structlog.get_logger()
 
 
 class Listener(Protocol):
-    """What the driver tells the engine. All calls are on the event loop and must not block."""
+    """What the driver tells the engine, on the event loop."""
 
     async def on_attached(self, attached: pb.Attached, session: ExecutorSession, hopeless: list[Sequence]) -> None:
-        """A session has begun; `hopeless` have ended because they can never fit its lease."""
+        """A session has begun; `hopeless` have ended because they can never fit its lease. Raises SessionLost if the
+        executor cannot be worked with. Plans go on meanwhile."""
 
     def on_applied(self, applied: Applied) -> None:
         """A result was taken in."""
 
-    def on_lost(self, ran: list[Sequence], reason: str) -> None:
+    def on_lost(self, ran: list[Sequence]) -> None:
         """The session is over; `ran` wait to be computed anew."""
 
 
@@ -45,7 +47,7 @@ class Driver:
         self._session: ExecutorSession | None = None
         self._wake_scheduled = False
         self._was_busy = False
-        self._results_since_loss = 0
+        self._moved_on = False  # whether any sequence got a token in this session
         self.num_losses = 0
         self.lost_at: float | None = time.monotonic()  # None while a session is going on
 
@@ -59,8 +61,8 @@ class Driver:
         try:
             while True:
                 reason = await self._one_session(context)
-                pause_s = MIN_PAUSE_S if self._results_since_loss else min(2 * pause_s, MAX_PAUSE_S)
-                self._results_since_loss = 0
+                pause_s = MIN_PAUSE_S if self._moved_on else min(2 * pause_s, MAX_PAUSE_S)
+                self._moved_on = False
                 await asyncio.sleep(MAX_PAUSE_S if reason.refused else pause_s)
         finally:
             context.destroy()
@@ -73,26 +75,39 @@ class Driver:
 
     async def _one_session(self, context: zmq.Context) -> SessionLost:
         """Attach, and serve until the session ends; returns why."""
-        session = ExecutorSession(context, self._options)
+        try:
+            session = ExecutorSession(context, self._options)
+        except SessionLost as reason:
+            log.warning("attach_failed", reason=str(reason))
+            return reason
         try:
             attached, lease = await session.attach()
-            session.on_result = self._on_result
-            hopeless = self._scheduler.attach(lease)
-            self._session, self.lost_at = session, None
-            log.info("attached", executor=attached.executor_id, epoch=attached.epoch, blocks=len(lease.block_ids))
-            self.wake()
-            beat = asyncio.create_task(self._beat(session))
-            try:
-                await self._listener.on_attached(attached, session, hopeless)
-                reason = await session.lost
-            finally:
-                beat.cancel()
+        except SessionLost as reason:
+            log.warning("attach_failed", reason=str(reason))
+            session.close()
+            return reason
+        except asyncio.CancelledError:
+            session.close()
+            raise
+        return await self._serve(session, attached, lease)
+
+    async def _serve(self, session: ExecutorSession, attached: pb.Attached, lease: Lease) -> SessionLost:
+        session.on_result = self._on_result
+        hopeless = self._scheduler.attach(lease)
+        self._session, self.lost_at = session, None
+        log.info("attached", executor=attached.executor_id, epoch=attached.epoch, blocks=len(lease.block_ids))
+        self.wake()
+        beat = asyncio.create_task(self._beat(session, attached.session_timeout_ms / 1000))
+        try:
+            await self._listener.on_attached(attached, session, hopeless)
+            reason = await session.lost
         except SessionLost as lost:
             reason = lost
         except asyncio.CancelledError:
             session.say_goodbye()
             raise
         finally:
+            beat.cancel()
             session.close()
             self._session = None
         self._end_session(reason)
@@ -100,20 +115,20 @@ class Driver:
 
     def _end_session(self, reason: SessionLost) -> None:
         """Whatever has ended the session: all that ran waits again. Nothing else handles a loss."""
-        if self.lost_at is not None:  # it never began
-            log.warning("attach_failed", reason=str(reason))
-            return
         self.lost_at = time.monotonic()
         self.num_losses += 1
         ran = self._scheduler.detach()
         log.warning("executor_lost", reason=str(reason), running=len(ran), waiting=self._scheduler.state.num_waiting)
-        self._listener.on_lost(ran, str(reason))
+        self._listener.on_lost(ran)
 
-    async def _beat(self, session: ExecutorSession) -> None:
+    async def _beat(self, session: ExecutorSession, session_timeout_s: float) -> None:
         """An empty plan now and then tells the executor that an idle scheduler lives."""
+        interval_s = self._idle_plan_s
+        if session_timeout_s > 0:
+            interval_s = min(interval_s, session_timeout_s / 3)
         while True:
-            await asyncio.sleep(self._idle_plan_s / 4)
-            if session.idle_s >= self._idle_plan_s and self._has_room():
+            await asyncio.sleep(interval_s / 4)
+            if session.idle_s >= interval_s and self._has_room():
                 self._plan(session, even_if_empty=True)
 
     def _on_wake(self) -> None:
@@ -131,6 +146,8 @@ class Driver:
     def _plan(self, session: ExecutorSession, *, even_if_empty: bool = False) -> bool:
         try:
             plan = self._scheduler.plan(even_if_empty=even_if_empty)
+            if plan is not None:
+                session.send(plan)
         except Exception as error:  # a fault of ours must not leave the callers hanging
             log.exception("plan_failed")
             session.end(f"plan failed: {type(error).__name__}")
@@ -138,22 +155,23 @@ class Driver:
         if plan is None:
             self._check_idle(session)
             return False
-        self._was_busy = True
-        session.send(plan)
+        self._was_busy |= len(plan.rows) > 0
         return True
 
     def _on_result(self, message: pb.StepResult) -> None:
+        session = self._session
+        if session is None:
+            return
         try:
             wanted = []
             if message.logprob_ids:
                 wanted = [sequence.sampling.logprobs for sequence in self._scheduler.state.in_flight[0].sequences]
-            applied = self._scheduler.apply(decode_result(message, wanted))
+            applied = self._scheduler.apply(decode_result(message, wanted, session.vocab_size))
         except Exception as error:  # as in _plan
             log.exception("result_failed", step=message.step)
-            if self._session is not None:
-                self._session.end(f"result failed: {type(error).__name__}")
+            session.end(f"result failed: {type(error).__name__}")
             return
-        self._results_since_loss += 1
+        self._moved_on |= bool(applied.updated)
         self._pump()
         self._listener.on_applied(applied)
 

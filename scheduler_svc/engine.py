@@ -33,6 +33,7 @@ from scheduler_svc.link.session import ExecutorSession, LinkOptions
 from scheduler_svc.requests import Delta, GenerationRequest
 from scheduler_svc.served_text import ServedText
 from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.text.bundle import MAX_BUNDLE_BYTES
 from scheduler_svc.text.text_stream import TextStream
 
 SLICE_S = 0.002  # of the event loop for answers before links and calls get their turn
@@ -54,7 +55,7 @@ class Engine:
             endpoint=settings.executor_endpoint,
             scheduler_id=settings.scheduler_id,
             result_timeout_s=settings.result_timeout_s,
-            max_message_bytes=settings.max_message_bytes,
+            max_bundle_bytes=MAX_BUNDLE_BYTES,
         )
         self._driver = Driver(self._scheduler, options, settings.idle_plan_s, listener=self)
         self._text = ServedText(settings.cache_dir)
@@ -157,6 +158,8 @@ class Engine:
 
     def _open(self, request: GenerationRequest) -> Answer:
         self._check_acceptable(request)
+        if self.model is not None and max(request.prompt_ids) >= self.model.vocab_size:
+            raise Unavailable("the model has changed since the prompt was tokenized; try again")
         sequence = Sequence(
             request_id=request.request_id,
             token_ids=list(request.prompt_ids),

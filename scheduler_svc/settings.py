@@ -12,6 +12,7 @@ from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict
 
 ENV_PREFIX = "PAGED_SCHEDULER_"
 EXIT_BAD_SETTING = 2
+MAX_IPC_PATH_BYTES = 107  # of a Unix domain socket's address
 
 
 def _listen_address(value: str) -> str:
@@ -22,8 +23,15 @@ def _listen_address(value: str) -> str:
 
 
 def _endpoint(value: str) -> str:
-    if not re.fullmatch(r"tcp://.+:\d{1,5}|ipc://.+", value):
-        raise ValueError("must be tcp://HOST:PORT or ipc://PATH, such as tcp://127.0.0.1:5555")
+    tcp = re.fullmatch(r"tcp://\S+:(\d{1,5})", value)
+    ipc = re.fullmatch(r"ipc://(.+)", value)
+    if tcp is not None and 1 <= int(tcp[1]) <= 65535:
+        return value
+    if ipc is None or len(ipc[1].encode()) > MAX_IPC_PATH_BYTES:
+        raise ValueError(
+            "must be tcp://HOST:PORT with a port from 1 to 65535, or ipc://PATH with a path of at most "
+            f"{MAX_IPC_PATH_BYTES} bytes, such as tcp://127.0.0.1:5555"
+        )
     return value
 
 
@@ -88,7 +96,10 @@ class SchedulerSettings(BaseSettings):
         description="Seconds after which a request ends with DEADLINE_EXCEEDED, whatever its own deadline.",
     )
     max_message_bytes: int = Field(
-        default=16 * 1024 * 1024, ge=64 * 1024, le=1024**3, description="Largest gRPC message taken or sent, in bytes."
+        default=16 * 1024 * 1024,
+        ge=1024 * 1024,
+        le=1024**3,
+        description="Largest gRPC message taken or sent, in bytes.",
     )
 
     executor_wait_s: PositiveSeconds = Field(

@@ -8,6 +8,11 @@ from paged.v1 import executor_pb2 as pb
 from scheduler_svc.core.plan import Lease, LogprobColumn, Plan, Result, StartedRow
 from scheduler_svc.core.sequence import TokenLogprobs
 
+# What a lease may name; the core's columns are as long as the largest id.
+MAX_BLOCK_ID = (1 << 26) - 1
+MAX_ROW_ID = (1 << 16) - 1
+MAX_PLANS_IN_FLIGHT = 16
+
 INT32 = np.dtype("<i4")
 FLOAT32 = np.dtype("<f4")
 
@@ -40,19 +45,28 @@ def decode_lease(attached: pb.Attached) -> Lease:
         tokens_per_step=attached.lease.tokens_per_step,
         block_size=attached.model.block_size,
         plans_in_flight=attached.lease.plans_in_flight,
+        max_model_len=attached.model.max_model_len,
     )
-    for name, ids in (("block_ids", lease.block_ids), ("row_ids", lease.row_ids)):
-        if not ids or len(set(ids)) != len(ids) or min(ids) < (name == "block_ids"):
-            raise MalformedMessage(f"lease.{name}: {len(ids)} ids, which must be distinct and not negative")
-    if min(lease.tokens_per_step, lease.block_size, lease.plans_in_flight) < 1:
-        raise MalformedMessage("lease: tokens_per_step, block_size and plans_in_flight must be at least 1")
+    _check_ids("block_ids", lease.block_ids, 1, MAX_BLOCK_ID)
+    _check_ids("row_ids", lease.row_ids, 0, MAX_ROW_ID)
+    if not 1 <= lease.plans_in_flight <= MAX_PLANS_IN_FLIGHT:
+        raise MalformedMessage(f"lease.plans_in_flight: {lease.plans_in_flight}, must be 1 to {MAX_PLANS_IN_FLIGHT}")
+    if min(lease.tokens_per_step, lease.block_size, lease.max_model_len, attached.model.vocab_size) < 1:
+        raise MalformedMessage("lease: tokens_per_step, block_size, max_model_len and vocab_size must be at least 1")
     return lease
 
 
-def decode_result(message: pb.StepResult, wanted: Items[int | None]) -> Result:
+def _check_ids(name: str, ids: list[int], lowest: int, highest: int) -> None:
+    if not ids or len(set(ids)) != len(ids) or min(ids) < lowest or max(ids) > highest:
+        raise MalformedMessage(f"lease.{name}: {len(ids)} ids, which must be distinct and in [{lowest}, {highest}]")
+
+
+def decode_result(message: pb.StepResult, wanted: Items[int | None], vocab_size: int) -> Result:
     """`wanted` has, for each sampling row of the plan, how many log-probabilities it asked for, or None; it is not
     looked at where the message has none."""
     tokens = _ints(message.sampled_ids)
+    if len(tokens) and not -1 <= tokens.min() <= tokens.max() < vocab_size:
+        raise MalformedMessage(f"result.sampled_ids: ids from {tokens.min()} to {tokens.max()}")
     return Result(message.step, tokens, _logprobs(message, wanted) if message.logprob_ids else None)
 
 

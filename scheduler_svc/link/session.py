@@ -22,6 +22,8 @@ HEARTBEAT_MS = 1000
 HEARTBEAT_TIMEOUT_MS = 3000
 RECONNECT_MS = 100
 GOODBYE_MS = 200
+MAX_MESSAGE_BYTES = 1 << 28  # a lease takes four bytes a block
+TOKENIZER_TIMEOUT_S = 60.0
 READABLE = int(zmq.POLLIN)  # a plain number: flags are combined in Python, and slowly
 
 log = structlog.get_logger()
@@ -40,8 +42,7 @@ class LinkOptions:
     endpoint: str
     scheduler_id: str
     result_timeout_s: float
-    max_message_bytes: int
-    max_bundle_bytes: int = 1 << 29
+    max_bundle_bytes: int = 1 << 27
 
 
 class ExecutorSession:
@@ -55,6 +56,7 @@ class ExecutorSession:
         self._attached: asyncio.Future[pb.Attached] = self._loop.create_future()
         self._bundle: asyncio.Future[bytes] | None = None
         self._bundle_data = bytearray()
+        self._epoch = self._session = 0
         self._sent_at: deque[float] = deque()
         self._last_sent_at = time.monotonic()
         self.on_result: Callable[[pb.StepResult], None] | None = None
@@ -63,15 +65,22 @@ class ExecutorSession:
         self._socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, options.max_message_bytes)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._watching: asyncio.Task[None] | None = None
+        self._connect(options.endpoint)
         # Straight on the sockets' descriptors: zmq.asyncio costs 80 µs a round trip more. A descriptor tells of what
         # comes after its socket was last asked for its events, so both are asked after whatever may have hidden some.
         self._loop.add_reader(self._socket.getsockopt(zmq.FD), self._read)
         self._loop.add_reader(self._monitor.getsockopt(zmq.FD), self._check_connection)
-        self._socket.connect(options.endpoint)
         self._check_connection()
+
+    def _connect(self, endpoint: str) -> None:
+        try:
+            self._socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            self._close_sockets()
+            raise SessionLost(f"cannot connect to {endpoint}: {error}", refused=True) from error
 
     async def attach(self) -> tuple[pb.Attached, Lease]:
         """Ask for a lease, and wait until there is one, however long. Raises SessionLost."""
@@ -88,7 +97,7 @@ class ExecutorSession:
             lease = decode_lease(attached)
         except MalformedMessage as error:
             raise SessionLost(str(error), refused=True) from error
-        self._epoch, self._session = attached.epoch, attached.session
+        self._epoch, self._session, self.vocab_size = attached.epoch, attached.session, attached.model.vocab_size
         self._result_timeout_s = max(self._options.result_timeout_s, 5 * attached.worst_step_ms / 1000)
         self._watching = asyncio.create_task(self._watch_results())
         return attached, lease
@@ -97,7 +106,7 @@ class ExecutorSession:
         """The executor's tokenizer bundle. Raises SessionLost."""
         self._bundle = self._loop.create_future()
         self._send(pb.ToExecutor(get_tokenizer=pb.GetTokenizer()).SerializeToString())
-        await self._first_of(self._bundle)
+        await self._first_of(self._bundle, TOKENIZER_TIMEOUT_S)
         return self._bundle.result()
 
     def send(self, plan: Plan) -> None:
@@ -127,6 +136,9 @@ class ExecutorSession:
             self._watching.cancel()
         self._loop.remove_reader(self._socket.getsockopt(zmq.FD))
         self._loop.remove_reader(self._monitor.getsockopt(zmq.FD))
+        self._close_sockets()
+
+    def _close_sockets(self) -> None:
         self._socket.disable_monitor()
         self._monitor.close(0)
         self._socket.close()
@@ -139,11 +151,12 @@ class ExecutorSession:
             self._lose(SessionLost("the socket to the executor takes no more messages"))
         self._loop.call_soon(self._read)
 
-    async def _first_of(self, wanted: asyncio.Future) -> None:
+    async def _first_of(self, wanted: asyncio.Future, timeout_s: float | None = None) -> None:
         """Wait for this future, or raise what has ended the session."""
-        await asyncio.wait([wanted, self.lost], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([wanted, self.lost], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if not wanted.done():
             wanted.cancel()
+            self._lose(SessionLost(f"no answer within {timeout_s} s"))
             raise self.lost.result()
 
     def _lose(self, reason: SessionLost) -> None:
@@ -157,6 +170,9 @@ class ExecutorSession:
                 self._take(pb.ToScheduler.FromString(self._socket.recv(zmq.NOBLOCK)))
             except (DecodeError, MalformedMessage) as error:
                 self._lose(SessionLost(f"malformed message from the executor: {error}"))
+            except Exception as error:  # a fault of ours must not leave the messages behind it unread
+                log.exception("message_failed")
+                self._lose(SessionLost(f"{type(error).__name__} over a message from the executor"))
 
     def _take(self, message: pb.ToScheduler) -> None:
         match message.WhichOneof("message"):
