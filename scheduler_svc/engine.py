@@ -39,6 +39,7 @@ from scheduler_svc.text.text_stream import TextStream
 SLICE_S = 0.002  # of the event loop for answers before links and calls get their turn
 LONG_PROMPT_TOKENS = 4096  # hashed in a worker thread
 RETRY_AFTER_S = 1.0
+LOSSES_TOGETHER = 2  # after which what ran is computed alone, one after the other
 
 log = structlog.get_logger()
 
@@ -273,19 +274,23 @@ class Engine:
     def _clear_suspects(self, updated: list[Sequence]) -> None:
         """A new token shows that it was not this answer that took the executor down."""
         for answer in self._suspects.intersection(sequence.owner for sequence in updated):
-            answer.num_losses = 0
+            answer.num_losses = answer.num_losses_alone = 0
+            answer.sequence.alone = False
             self._suspects.discard(answer)
 
     def on_lost(self, ran: list[Sequence]) -> None:
-        """What ran at too many losses in a row is given up, lest it take the executor down for ever."""
-        for sequence in ran:
+        """What ran is suspected of having taken the executor down. A suspect of two losses is computed alone; one that
+        takes the executor down even so, as often as `max_losses` says, fails."""
+        alone = [sequence for sequence in ran if sequence.alone]
+        for sequence in alone or ran:
             answer = sequence.owner
+            self._suspects.add(answer)
             answer.num_losses += 1
-            if answer.num_losses >= self._settings.max_losses:
-                self._suspects.discard(answer)
-                self._fail(answer, RequestFailed(f"the executor was lost {answer.num_losses} times in a row under it"))
-            else:
-                self._suspects.add(answer)
+            answer.num_losses_alone += sequence.alone
+            sequence.alone = answer.num_losses >= LOSSES_TOGETHER
+            if answer.num_losses_alone >= self._settings.max_losses:
+                times = answer.num_losses
+                self._fail(answer, RequestFailed(f"the executor was lost {times} times over this request"))
 
     def _serve_answers(self) -> None:
         """Turn new tokens into text for those who have waited longest, for one slice of time."""

@@ -113,10 +113,7 @@ class SchedulerSettings(BaseSettings):
         default=1.0, description="Seconds between the empty plans that an idle scheduler sends as a sign of life."
     )
     max_losses: int = Field(
-        default=3,
-        ge=1,
-        le=1000,
-        description="Losses of the executor, with no result between, after which what it was computing fails.",
+        2, ge=1, le=1000, description="Losses of the executor over a request computed alone, after which it fails."
     )
     watermark: float = Field(
         default=0.01, ge=0, le=0.5, description="Share of the blocks that stays free when a new request is admitted."

@@ -24,11 +24,11 @@ class Planner:
 
         All blocks are taken before any is given back, so no plan uses a block that was freed while it was made.
         """
+        started = self._admit_alone()
         growing, blocks = self._grow()
         preempted = self._settle()
         rows, num_tokens, num_single = self._schedule_running()
-        started: list[StartedRow] = []
-        if not preempted:
+        if not (preempted or self._state.running_alone):
             started, chunks = self._admit(self._state.lease.tokens_per_step - int(num_tokens.sum()))
             if started:
                 rows = np.concatenate([rows, [start.row for start in started]])
@@ -56,7 +56,7 @@ class Planner:
         """A block for each row whose next position has none. `_settle` in the plan before has seen to it that there are
         enough. Returns rows and blocks."""
         columns = self._state.columns
-        rows = columns.running_rows()
+        rows = self._state.rows_of_step()
         full = columns.num_computed[rows] == columns.num_blocks[rows] * self._state.lease.block_size
         growing = rows[full & self._has_more(rows)]
         blocks = self._state.cache.pool.allocate(len(growing))
@@ -96,7 +96,7 @@ class Planner:
         Returns rows, the number of tokens of each, and how many rows are of the first kind.
         """
         columns = self._state.columns
-        rows = columns.running_rows()
+        rows = self._state.rows_of_step()
         remaining = columns.num_tokens[rows] + columns.in_flight[rows] - columns.num_computed[rows]
         single = rows[(remaining == 1) & self._has_more(rows)]
         behind = remaining > 1
@@ -110,14 +110,28 @@ class Planner:
         num_tokens = np.concatenate([np.ones(len(single), np.int64), chunks[chunks > 0]])
         return np.concatenate([single, several]), num_tokens, len(single)
 
+    def _admit_alone(self) -> list[StartedRow]:
+        """If the first in the queue must be computed alone, and fits: let it in. Its steps are nobody else's."""
+        sequence = self._state.queue.first()
+        if sequence is None or not sequence.alone or sequence.num_owed or self._state.running_alone:
+            return []
+        if not self._state.columns.num_free_rows:
+            return []
+        self._reserve = self._growth()
+        start = self._start(sequence)
+        if start is None:
+            return []
+        self._state.alone = sequence
+        return [start]
+
     def _admit(self, budget: int) -> tuple[list[StartedRow], list[int]]:
         """Let the first in the queue in while it fits. Returns them, and how many tokens of each are computed."""
         started: list[StartedRow] = []
         chunks: list[int] = []
         num_sent = 0
         while budget > 0 and self._state.columns.num_free_rows and (sequence := self._state.queue.first()):
-            if sequence.num_owed:
-                break  # preempted with tokens on the way: they come first
+            if sequence.num_owed or sequence.alone:
+                break  # tokens are on the way and come first; or it must have a plan of its own
             num_sent += len(sequence.token_ids)
             if started and num_sent > MAX_STARTED_TOKENS:
                 break

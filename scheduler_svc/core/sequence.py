@@ -61,6 +61,7 @@ class Sequence:
     row: int = -1
     max_total: int = 0  # most tokens, prompt included, under the present lease
     num_owed: int = 0  # while it waits: tokens that were planned before it lost its row, and are not known yet
+    alone: bool = False  # computed in steps of its own, until the engine has seen it get a token
     num_cached: int | None = None  # prompt tokens found in the prefix cache at first admission
     logprobs: list["TokenLogprobs"] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks of token_ids, as far as computed

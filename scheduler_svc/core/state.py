@@ -67,6 +67,7 @@ class CoreState:
         self.columns = SequenceColumns(lease.row_ids[: lease.tokens_per_step], lease.block_size)
         self.in_flight: deque[InFlight] = deque()
         self.last_in_flight: InFlight | None = None
+        self.alone: Sequence | None = None  # the last one admitted to be computed alone
         self.step = 0
         self.ended_rows: list[int] = []  # since the last plan
 
@@ -106,6 +107,17 @@ class CoreState:
             length = min(length, sequence.num_prompt + sequence.max_tokens)
         sequence.max_total = length
         return len(sequence.token_ids) < length <= self.capacity_tokens
+
+    def rows_of_step(self) -> np.ndarray:
+        """Rows that the next step may compute, in order of admission: all that run, or the one that must be alone."""
+        if self.running_alone and self.alone is not None:
+            return np.array([self.alone.row])
+        return self.columns.running_rows()
+
+    @property
+    def running_alone(self) -> bool:
+        """Whether a running sequence has the steps to itself."""
+        return self.alone is not None and self.alone.alone and self.alone.state is State.RUNNING
 
     def sequence_in(self, row: int) -> Sequence:
         sequence = self.columns.sequence[row]

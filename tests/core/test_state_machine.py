@@ -53,9 +53,10 @@ class Core(RuleBasedStateMachine):
         self.attached = True
 
     @precondition(lambda self: self.attached)
-    @rule()
-    def lose(self) -> None:
-        self.scheduler.detach()
+    @rule(suspected=st.booleans())
+    def lose(self, suspected: bool) -> None:
+        for sequence in self.scheduler.detach():
+            sequence.alone = suspected
         self.waiting_plans.clear()
         self.attached = False
 
@@ -100,6 +101,11 @@ class Core(RuleBasedStateMachine):
         assert not victims & set(plan.rows.tolist()), "a victim is in the plan"
         assert not (victims and plan.started), "a step that preempts admits nobody"
         assert plan.num_tokens.sum() <= self.lease.tokens_per_step
+        computed = [self.scheduler.state.sequence_in(row) for row in plan.rows.tolist()]
+        if any(sequence.alone for sequence in computed):
+            assert len(computed) == 1, "a sequence that must be alone has company"
+            self.waiting_plans.append(plan)
+            return
         behind = running - victims - set(plan.rows.tolist())
         assert not behind or self._budget_spent(plan) or self._nothing_to_do(behind)
         self.waiting_plans.append(plan)
@@ -119,6 +125,8 @@ class Core(RuleBasedStateMachine):
     def apply(self) -> None:
         result = self.executor.run(self.waiting_plans.pop(0))
         applied = self.scheduler.apply(result)
+        for sequence in applied.updated:
+            sequence.alone = False
         assert all(sequence.state is State.ENDED for sequence in applied.ended)
 
     @invariant()
