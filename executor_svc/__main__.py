@@ -14,6 +14,8 @@ from executor_svc.router import EndpointTaken, Router
 from executor_svc.service import PROBE_S, Service
 from executor_svc.settings import ExecutorSettings, parse, refuse
 
+BYTES_PER_TOKEN = 8  # that a started row takes in a plan: its id, and a block of one slot
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0 after a stop, 1 after a failure; bad settings exit with 2."""
@@ -39,6 +41,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _serve(settings: ExecutorSettings, router: Router) -> int:
     log = structlog.get_logger()
     model = _load(settings)
+    longest = model.facts.max_model_len * BYTES_PER_TOKEN
+    if longest > settings.max_message_bytes:
+        log.error("max_message_bytes_too_small", max_message_bytes=settings.max_message_bytes, needed=longest)
+        return 1
     service = Service(settings, model, router, Stopper())
     gc.freeze()  # what was made so far stays; no collection has to look at it again
     if settings.endpoint_file is not None:

@@ -63,7 +63,7 @@ class ExecutorSettings(BaseSettings):
         5.0, gt=0, le=3600, description="Seconds of silence after which a scheduler's session ends."
     )
     max_message_bytes: int = Field(
-        64 << 20, ge=1 << 16, le=1 << 30, description="Bytes of the largest message that is received."
+        64 << 20, ge=1 << 22, le=1 << 30, description="Bytes of the largest message that is received."
     )
     exit_with_parent: bool = Field(False, description="Die when the process that started this one does (Linux).")
 

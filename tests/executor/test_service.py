@@ -259,10 +259,10 @@ def test_bytes_that_are_no_zeromq_are_survived(executor: Service, client: PlanCl
 
 
 def test_a_message_above_the_limit_cuts_only_its_sender(start: Callable[..., Service]) -> None:
-    executor = start("--max-message-bytes", "65536")
+    executor = start("--max-message-bytes", str(1 << 22))
     with PlanClient(executor.address) as client, PlanClient(executor.address) as sender:
         client.attach("one")
-        sender.send_bytes(b"\0" * 65537)
+        sender.send_bytes(b"\0" * ((1 << 22) + 1))
         sender.ask_to_attach("two")
         assert says_the_oracle(client)
 

@@ -21,7 +21,7 @@ class Call:
     seed: int
     cache_salt: str
 
-    def expected(self) -> list[int]:
+    def expected(self, end_token_ids: tuple[int, ...] = (EOS_ID,)) -> list[int]:
         return list(
             simulated_continuation(
                 self.prompt,
@@ -29,7 +29,7 @@ class Call:
                 vocab_size=VOCAB_SIZE,
                 temperature=self.temperature,
                 seed=self.seed,
-                end_token_ids=(EOS_ID,),
+                end_token_ids=end_token_ids,
             )
         )
 

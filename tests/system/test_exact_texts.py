@@ -7,7 +7,7 @@ import pytest
 
 from paged.client import Client
 from tests.system.conftest import System
-from tests.system.requests import answer, idle_load, mixed_calls, ready
+from tests.system.requests import Call, answer, idle_load, mixed_calls, ready
 
 
 @pytest.mark.parametrize(("count", "concurrency"), [(2000, 150)])
@@ -46,3 +46,20 @@ async def test_two_thousand_requests_in_a_pool_too_small(system: System, count: 
     assert "error" not in system.executor.log
     assert system.scheduler.stop() == 0
     assert system.executor.stop() == 0
+
+
+async def test_many_questions_on_one_long_document_start_in_plans_that_the_executor_takes(system: System) -> None:
+    """Each costs a block of budget and all ids of the document in bytes."""
+    memory = ["--num-blocks", "5000", "--simulate-max-model-len", "40000", "--max-message-bytes", str(1 << 22)]
+    # Slow enough for all to wait while the first computes the document.
+    system.executor_flags = [*memory, "--simulate-fixed-us", "50000"]
+    system.start()
+    document = [300 + i * 7919 % 31_000 for i in range(30_000)]
+    calls = [Call([*document, 400 + i], 8, 0.0, 0, "") for i in range(48)]
+    async with Client(system.address) as client:
+        await ready(client)
+        answers = await asyncio.gather(*[answer(client, call) for call in calls])
+        load = await idle_load(client)
+    assert answers == [call.expected() for call in calls]
+    assert load.executor_losses == 0
+    assert load.cached_prompt_tokens > 0

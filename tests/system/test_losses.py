@@ -198,3 +198,21 @@ async def test_a_smaller_executor_ends_only_what_can_never_fit_it(system: System
             await too_large
         assert answers == [call.expected() for call in calls]
         assert (await idle_load(client)).used_blocks == 0
+
+
+async def test_an_open_ended_answer_is_cut_to_what_a_smaller_executor_can_hold(system: System) -> None:
+    system.executor_flags = ["--num-blocks", "40", *SLOW_STEPS]
+    system.start()
+    prompt = [300, 301, 302]
+    async with Client(system.address) as client:
+        await ready(client)
+        running = asyncio.create_task(client.complete(prompt, temperature=0, ignore_eos=True))
+        while (await client.load()).generated_tokens < 20:
+            await asyncio.sleep(0.01)
+        system.executor.kill()
+        system.restart_executor("--num-blocks", "12", "--simulate-max-model-len", "4000", *SLOW_STEPS)
+        whole = await running
+    # Eleven blocks of sixteen slots; the last token needs none.
+    assert len(prompt) + whole.usage.completion_tokens == 11 * 16 + 1
+    expected = Call(prompt, whole.usage.completion_tokens, 0.0, 0, "")
+    assert list(whole.token_ids) == expected.expected(end_token_ids=())
