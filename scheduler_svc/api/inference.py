@@ -81,6 +81,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         else:
             prompt_ids = await deadline.bounded(self._tokenized(request))
             validation.check_prompt_ids(request.WhichOneof("prompt"), prompt_ids, limits)
+        validation.check_one_message(request, len(prompt_ids), limits)
         deadline.check()
         return validation.generation_request(request, prompt_ids, limits)
 

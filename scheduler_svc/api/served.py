@@ -16,4 +16,4 @@ def served_model(engine: Engine) -> executor_pb2.ModelFacts:
 
 def served_limits(engine: Engine, settings: SchedulerSettings) -> Limits:
     """What requests are measured against. Raises Unavailable until an executor was attached once."""
-    return Limits.of(served_model(engine), settings.max_model_len, settings.max_logprobs)
+    return Limits.of(served_model(engine), settings)

@@ -15,6 +15,7 @@ from paged.v1 import executor_pb2, inference_pb2
 from scheduler_svc.core.sequence import Sampling
 from scheduler_svc.errors import FieldViolation, InvalidRequest, ModelNotFound
 from scheduler_svc.requests import GenerationRequest
+from scheduler_svc.settings import SchedulerSettings
 
 MAX_REQUEST_ID_CHARS = 128
 MAX_CACHE_SALT_BYTES = 256
@@ -22,6 +23,9 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_BYTES = 1024
 MAX_STOP_TOKEN_IDS = 64
 MAX_CHAT_MESSAGES = 4096
+# Most that a message takes for a token, and for each log-probability with its id.
+TOKEN_BYTES = 32
+LOGPROB_BYTES = 10
 # Of one list: a million bad ids must not become a million sentences.
 MAX_VIOLATIONS_PER_LIST = 16
 
@@ -34,11 +38,12 @@ class Limits:
     vocab_size: int
     max_model_len: int
     max_logprobs: int
+    max_message_bytes: int
 
     @classmethod
-    def of(cls, facts: executor_pb2.ModelFacts, max_model_len: int | None, max_logprobs: int) -> "Limits":
-        length = min(facts.max_model_len, max_model_len or facts.max_model_len)
-        return cls(facts.name, facts.vocab_size, length, max_logprobs)
+    def of(cls, facts: executor_pb2.ModelFacts, settings: SchedulerSettings) -> "Limits":
+        length = min(facts.max_model_len, settings.max_model_len or facts.max_model_len)
+        return cls(facts.name, facts.vocab_size, length, settings.max_logprobs, settings.max_message_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +113,19 @@ def check_detokenize(request: inference_pb2.DetokenizeRequest, limits: Limits) -
 def check_prompt_ids(field: str, prompt_ids: Sequence[int], limits: Limits) -> None:
     """Raises InvalidRequest for `field` where the tokenized prompt is empty or leaves no room for an answer."""
     _raise_if_any(_prompt_length_violations(field, len(prompt_ids), limits))
+
+
+def check_one_message(request: inference_pb2.GenerateRequest, num_prompt: int, limits: Limits) -> None:
+    """Raises InvalidRequest for an answer that is asked for as one message and could be too large for one."""
+    if not request.HasField("stream") or request.stream or not request.HasField("logprobs"):
+        return
+    longest = limits.max_model_len - num_prompt
+    num_tokens = min(request.stop.max_tokens, longest) if request.stop.HasField("max_tokens") else longest
+    num_bytes = num_tokens * (TOKEN_BYTES + LOGPROB_BYTES * (request.logprobs + 1))
+    if num_bytes > limits.max_message_bytes:
+        found = f"is false; {num_tokens} tokens with their log-probabilities can take {num_bytes} bytes"
+        limit = f"a message has {limits.max_message_bytes} at most: stream the answer, or set a lower stop.max_tokens"
+        raise InvalidRequest(FieldViolation("stream", f"{found}, and {limit}"))
 
 
 def generation_request(

@@ -11,7 +11,7 @@ from scheduler_svc.api import validation
 from scheduler_svc.core.sequence import Sampling
 from scheduler_svc.errors import InvalidRequest, ModelNotFound
 
-LIMITS = validation.Limits(model="tiny", vocab_size=512, max_model_len=64, max_logprobs=20)
+LIMITS = validation.Limits(model="tiny", vocab_size=512, max_model_len=64, max_logprobs=20, max_message_bytes=8192)
 FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
@@ -254,3 +254,15 @@ def test_lists_that_could_hold_up_the_event_loop_are_bounded() -> None:
     with pytest.raises(InvalidRequest) as caught:
         validation.check_tokenize(inference_pb2.TokenizeRequest(chat=chat), LIMITS, has_chat_template=True)
     assert [violation.field for violation in caught.value.violations] == ["chat.messages"]
+
+
+def test_an_answer_that_could_be_too_large_for_one_message_is_refused_before_it_is_computed() -> None:
+    def ask(**changes: bool) -> inference_pb2.GenerateRequest:
+        return inference_pb2.GenerateRequest(logprobs=20, **changes)
+
+    validation.check_one_message(ask(), 1, LIMITS)
+    validation.check_one_message(ask(stream=True), 1, LIMITS)
+    validation.check_one_message(ask(stream=False), 32, LIMITS)
+    with pytest.raises(InvalidRequest) as caught:
+        validation.check_one_message(ask(stream=False), 1, LIMITS)
+    assert [violation.field for violation in caught.value.violations] == ["stream"]
