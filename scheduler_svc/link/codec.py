@@ -65,7 +65,8 @@ def decode_result(message: pb.StepResult, wanted: Items[int | None], vocab_size:
     """`wanted` has, for each sampling row of the plan, how many log-probabilities it asked for, or None; it is not
     looked at where the message has none."""
     tokens = _ints(message.sampled_ids)
-    if len(tokens) and not -1 <= tokens.min() <= tokens.max() < vocab_size:
+    # Counted from -1 and without a sign, every id outside of [-1, vocab_size) is too large.
+    if len(tokens) and (tokens + 1).view(np.uint32).max() > vocab_size:
         raise MalformedMessage(f"result.sampled_ids: ids from {tokens.min()} to {tokens.max()}")
     return Result(message.step, tokens, _logprobs(message, wanted) if message.logprob_ids else None)
 

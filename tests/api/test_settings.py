@@ -11,7 +11,7 @@ def test_flags_win_over_the_environment_and_that_over_defaults(monkeypatch: pyte
     monkeypatch.setenv("PAGED_SCHEDULER_MAX_WAITING_REQUESTS", "7")
     monkeypatch.setenv("PAGED_SCHEDULER_MAX_LOGPROBS", "5")
     settings = parse_settings(["--max-waiting-requests", "9", "--no-prefix-caching", "--listen-address", "[::1]:0"])
-    assert (settings.max_waiting_requests, settings.max_logprobs, settings.max_losses) == (9, 5, 3)
+    assert (settings.max_waiting_requests, settings.max_logprobs, settings.max_losses) == (9, 5, 2)
     assert settings.prefix_caching is False
     assert settings.listen_address == "[::1]:0"
 
