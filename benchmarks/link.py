@@ -62,7 +62,7 @@ async def _decode(session: ExecutorSession, scheduler: Scheduler, num_rows: int,
         session.send(plan)
         ended, message = await asyncio.wait_for(arrived.get(), ANSWER_S)
         decoding = time.perf_counter()
-        result = decode_result(message, [], session.vocab_size)
+        result = decode_result(message, [])
         ended += time.perf_counter() - decoding
         scheduler.apply(result)
         if len(plan.rows) == num_rows and not plan.started:

@@ -13,7 +13,8 @@ _RECEIVE_QUEUE = 8  # messages of one peer that wait to be read; times max_messa
 _SEND_QUEUE = 2048  # a tokenizer's chunks in one go, and results besides
 _LAST_WORDS_MS = 250
 # Plain numbers: flags are combined in Python, and slowly.
-_READABLE = int(zmq.POLLIN)
+_NOBLOCK = int(zmq.NOBLOCK)
+_RCVMORE = int(zmq.RCVMORE)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
@@ -63,24 +64,20 @@ class Router:
         Waits for one, if asked to, for longest_wait_ms; a signal does not cut that short.
         """
         try:
-            peer = self._socket.recv() if wait else self._socket.recv(zmq.NOBLOCK)
+            peer = self._socket.recv(0 if wait else _NOBLOCK)
         except zmq.Again:
             return None
         payload: bytes | None = self._socket.recv()  # what a peer sends has a frame at least
-        while self._socket.getsockopt(zmq.RCVMORE):
+        while self._socket.getsockopt(_RCVMORE):
             self._socket.recv()
             payload = None
         return peer, payload
-
-    def readable(self) -> bool:
-        """Whether another message has come."""
-        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & _READABLE)
 
     def send(self, peer: bytes, payload: bytes) -> Sent:
         # Decided by the first frame; large payloads are shared with ZeroMQ's thread instead of copied.
         try:
             self._socket.send(peer, _MORE)
-            self._socket.send(payload, zmq.NOBLOCK, copy=len(payload) < 1 << 16)
+            self._socket.send(payload, _NOBLOCK, copy=len(payload) < 1 << 16)
         except zmq.Again:
             return Sent.FULL
         except zmq.ZMQError as error:

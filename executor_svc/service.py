@@ -107,8 +107,6 @@ class Service:
             if received is None:
                 return True
             self._handle(*received, now)
-            if not self._router.readable():
-                return True
             received = self._router.receive(wait=False)
         return False
 

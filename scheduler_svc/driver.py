@@ -166,7 +166,7 @@ class Driver:
             wanted = []
             if message.logprob_ids:
                 wanted = [sequence.sampling.logprobs for sequence in self._scheduler.state.in_flight[0].sequences]
-            applied = self._scheduler.apply(decode_result(message, wanted, session.vocab_size))
+            applied = self._scheduler.apply(decode_result(message, wanted))
         except Exception as error:  # as in _plan
             log.exception("result_failed", step=message.step)
             session.end(f"result failed: {type(error).__name__}")

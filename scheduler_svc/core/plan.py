@@ -22,6 +22,7 @@ class Lease:
     block_size: int
     plans_in_flight: int = 2
     max_model_len: int = 1 << 31
+    vocab_size: int = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)

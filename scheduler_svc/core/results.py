@@ -19,7 +19,7 @@ class Applied:
 
 
 class ResultMismatch(Exception):
-    """A result that is not that of the oldest plan in flight."""
+    """A result that cannot be that of the oldest plan in flight."""
 
 
 class Results:
@@ -33,6 +33,8 @@ class Results:
         record = self._state.in_flight[0] if self._state.in_flight else None
         if record is None or record.step != result.step or len(record.rows) != len(result.tokens):
             raise ResultMismatch(f"step {result.step} with {len(result.tokens)} tokens is not the plan in flight")
+        if result.tokens.max(initial=-1) >= self._state.lease.vocab_size:
+            raise ResultMismatch(f"step {result.step}: id {result.tokens.max()} is outside of the vocabulary")
         self._state.in_flight.popleft()
         regular = (self._state.columns.tenancy[record.rows] == record.tenancies) & (result.tokens >= 0)
         if regular.all():

@@ -46,12 +46,13 @@ def decode_lease(attached: pb.Attached) -> Lease:
         block_size=attached.model.block_size,
         plans_in_flight=attached.lease.plans_in_flight,
         max_model_len=attached.model.max_model_len,
+        vocab_size=attached.model.vocab_size,
     )
     _check_ids("block_ids", lease.block_ids, 1, MAX_BLOCK_ID)
     _check_ids("row_ids", lease.row_ids, 0, MAX_ROW_ID)
     if not 1 <= lease.plans_in_flight <= MAX_PLANS_IN_FLIGHT:
         raise MalformedMessage(f"lease.plans_in_flight: {lease.plans_in_flight}, must be 1 to {MAX_PLANS_IN_FLIGHT}")
-    if min(lease.tokens_per_step, lease.block_size, lease.max_model_len, attached.model.vocab_size) < 1:
+    if min(lease.tokens_per_step, lease.block_size, lease.max_model_len, lease.vocab_size) < 1:
         raise MalformedMessage("lease: tokens_per_step, block_size, max_model_len and vocab_size must be at least 1")
     return lease
 
@@ -61,13 +62,10 @@ def _check_ids(name: str, ids: list[int], lowest: int, highest: int) -> None:
         raise MalformedMessage(f"lease.{name}: {len(ids)} ids, which must be distinct and in [{lowest}, {highest}]")
 
 
-def decode_result(message: pb.StepResult, wanted: Items[int | None], vocab_size: int) -> Result:
+def decode_result(message: pb.StepResult, wanted: Items[int | None]) -> Result:
     """`wanted` has, for each sampling row of the plan, how many log-probabilities it asked for, or None; it is not
     looked at where the message has none."""
     tokens = _ints(message.sampled_ids)
-    # Counted from -1 and without a sign, every id outside of [-1, vocab_size) is too large.
-    if len(tokens) and (tokens + 1).view(np.uint32).max() > vocab_size:
-        raise MalformedMessage(f"result.sampled_ids: ids from {tokens.min()} to {tokens.max()}")
     return Result(message.step, tokens, _logprobs(message, wanted) if message.logprob_ids else None)
 
 

@@ -24,7 +24,8 @@ RECONNECT_MS = 100
 GOODBYE_MS = 200
 MAX_MESSAGE_BYTES = 1 << 28  # a lease takes four bytes a block
 TOKENIZER_TIMEOUT_S = 60.0
-READABLE = int(zmq.POLLIN)  # a plain number: flags are combined in Python, and slowly
+READABLE = int(zmq.POLLIN)  # plain numbers: flags are combined in Python, and slowly
+NOBLOCK = int(zmq.NOBLOCK)
 
 log = structlog.get_logger()
 
@@ -97,7 +98,7 @@ class ExecutorSession:
             lease = decode_lease(attached)
         except MalformedMessage as error:
             raise SessionLost(str(error), refused=True) from error
-        self._epoch, self._session, self.vocab_size = attached.epoch, attached.session, attached.model.vocab_size
+        self._epoch, self._session = attached.epoch, attached.session
         self._result_timeout_s = max(self._options.result_timeout_s, 5 * attached.worst_step_ms / 1000)
         self._watching = asyncio.create_task(self._watch_results())
         return attached, lease
@@ -146,7 +147,7 @@ class ExecutorSession:
     def _send(self, data: bytes) -> None:
         self._last_sent_at = time.monotonic()
         try:
-            self._socket.send(data, zmq.NOBLOCK)
+            self._socket.send(data, NOBLOCK)
         except zmq.Again:
             self._lose(SessionLost("the socket to the executor takes no more messages"))
         self._loop.call_soon(self._read)
@@ -165,9 +166,11 @@ class ExecutorSession:
 
     def _read(self) -> None:
         """Take all messages that have arrived."""
-        while not self.lost.done() and self._socket.getsockopt(zmq.EVENTS) & READABLE:
+        while not self.lost.done():
             try:
-                self._take(pb.ToScheduler.FromString(self._socket.recv(zmq.NOBLOCK)))
+                self._take(pb.ToScheduler.FromString(self._socket.recv(NOBLOCK)))
+            except zmq.Again:
+                return
             except (DecodeError, MalformedMessage) as error:
                 self._lose(SessionLost(f"malformed message from the executor: {error}"))
             except Exception as error:  # a fault of ours must not leave the messages behind it unread
