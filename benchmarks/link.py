@@ -28,7 +28,7 @@ from scheduler_svc.link.codec import decode_result
 from scheduler_svc.link.session import ExecutorSession, LinkOptions
 
 PROMPT_TOKENS = (32, 96)
-ANSWER_S = 10.0
+TOO_LONG_S = 120.0
 
 
 async def round_trips_us(endpoint: str, num_rows: int, steps: int) -> list[float]:
@@ -43,31 +43,45 @@ async def round_trips_us(endpoint: str, num_rows: int, steps: int) -> list[float
         for i in range(num_rows):
             prompt = [chance.randint(300, 30_000) for _ in range(chance.randint(*PROMPT_TOKENS))]
             scheduler.submit(Sequence(f"r{i}", prompt, steps + 200))
-        return await _decode(session, scheduler, num_rows, steps)
+        trips = RoundTrips(session, scheduler, num_rows, steps)
+        trips.begin()
+        return await asyncio.wait_for(trips.done, TOO_LONG_S)
     finally:
         session.say_goodbye()
         session.close()
         context.destroy()
 
 
-async def _decode(session: ExecutorSession, scheduler: Scheduler, num_rows: int, steps: int) -> list[float]:
-    arrived: asyncio.Queue[tuple[float, pb.StepResult]] = asyncio.Queue()
-    session.on_result = lambda message: arrived.put_nowait((time.perf_counter(), message))
-    times: list[float] = []
-    while len(times) < steps:
-        plan = scheduler.plan()
+class RoundTrips:
+    """As the driver does it: a result is decoded and applied as it arrives, and the next plan sent at once."""
+
+    def __init__(self, session: ExecutorSession, scheduler: Scheduler, num_rows: int, steps: int) -> None:
+        self._session = session
+        self._scheduler = scheduler
+        self._num_rows = num_rows
+        self._steps = steps
+        self._times: list[float] = []
+        self.done: asyncio.Future[list[float]] = asyncio.get_running_loop().create_future()
+        session.on_result = self._on_result
+
+    def begin(self) -> None:
+        plan = self._scheduler.plan()
         if plan is None:
-            raise RuntimeError("nothing to plan")
-        began = time.perf_counter()
-        session.send(plan)
-        ended, message = await asyncio.wait_for(arrived.get(), ANSWER_S)
-        decoding = time.perf_counter()
+            raise RuntimeError("nothing to plan: the sequences are too short for this many steps")
+        self._counts = len(plan.rows) == self._num_rows and not plan.started
+        self._began = time.perf_counter()
+        self._session.send(plan)
+
+    def _on_result(self, message: pb.StepResult) -> None:
         result = decode_result(message, [])
-        ended += time.perf_counter() - decoding
-        scheduler.apply(result)
-        if len(plan.rows) == num_rows and not plan.started:
-            times.append(1e6 * (ended - began))
-    return times
+        ended = time.perf_counter()
+        self._scheduler.apply(result)
+        if self._counts:
+            self._times.append(1e6 * (ended - self._began))
+        if len(self._times) < self._steps:
+            self.begin()
+        else:
+            self.done.set_result(self._times)
 
 
 @contextmanager

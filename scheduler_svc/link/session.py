@@ -58,6 +58,7 @@ class ExecutorSession:
         self._bundle: asyncio.Future[bytes] | None = None
         self._bundle_data = bytearray()
         self._epoch = self._session = 0
+        self._is_reading = False
         self._sent_at: deque[float] = deque()
         self._last_sent_at = time.monotonic()
         self.on_result: Callable[[pb.StepResult], None] | None = None
@@ -150,7 +151,8 @@ class ExecutorSession:
             self._socket.send(data, NOBLOCK)
         except zmq.Again:
             self._lose(SessionLost("the socket to the executor takes no more messages"))
-        self._loop.call_soon(self._read)
+        if not self._is_reading:
+            self._loop.call_soon(self._read)
 
     async def _first_of(self, wanted: asyncio.Future, timeout_s: float | None = None) -> None:
         """Wait for this future, or raise what has ended the session."""
@@ -166,6 +168,13 @@ class ExecutorSession:
 
     def _read(self) -> None:
         """Take all messages that have arrived."""
+        self._is_reading = True
+        try:
+            self._read_all()
+        finally:
+            self._is_reading = False
+
+    def _read_all(self) -> None:
         while not self.lost.done():
             try:
                 self._take(pb.ToScheduler.FromString(self._socket.recv(NOBLOCK)))
