@@ -83,7 +83,7 @@ class ExecutorSettings(BaseSettings):
         0.0, ge=0, le=1e9, description="Nanoseconds more for each token of context that a step's rows see."
     )
     simulate_script: Path | None = Field(
-        None, description="JSON file of replies and faults; executor_svc/simulated_script.py has the format."
+        None, description="JSON file of replies and faults; executor_svc/simulated/script.py has the format."
     )
 
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe event logged.")
