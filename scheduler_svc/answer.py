@@ -21,8 +21,6 @@ class Answer:
         self.sequence = sequence
         self.is_dirty = False  # in the engine's queue of answers with new tokens
         self.is_over = False
-        self.num_losses = 0  # losses of the executor while this ran, with no token since
-        self.num_losses_alone = 0  # of these, while nothing else was computed
         self._text_stream = text_stream
         self._num_taken = 0  # output tokens that belong to the answer so far
         self._num_sent = 0  # of these, in a delta already

@@ -33,13 +33,13 @@ from scheduler_svc.link.session import ExecutorSession, LinkOptions
 from scheduler_svc.requests import Delta, GenerationRequest
 from scheduler_svc.served_text import ServedText
 from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.suspects import Suspects
 from scheduler_svc.text.bundle import MAX_BUNDLE_BYTES
 from scheduler_svc.text.text_stream import TextStream
 
 SLICE_S = 0.002  # of the event loop for answers before links and calls get their turn
 LONG_PROMPT_TOKENS = 4096  # hashed in a worker thread
 RETRY_AFTER_S = 1.0
-LOSSES_TOGETHER = 2  # after which what ran is computed alone, one after the other
 
 log = structlog.get_logger()
 
@@ -63,7 +63,7 @@ class Engine:
         self._answers: dict[str, Answer] = {}
         self._dirty: deque[Answer] = deque()
         self._counts = {"finished": 0, "cancelled": 0, "failed": 0}
-        self._suspects: set[Answer] = set()
+        self._suspects = Suspects(settings.max_losses)
         self._is_stopping = False
         self.model: pb.ModelFacts | None = None
 
@@ -238,7 +238,7 @@ class Engine:
     def _forget(self, answer: Answer) -> None:
         """The client has its last message, or has gone."""
         del self._answers[answer.sequence.request_id]
-        self._suspects.discard(answer)
+        self._suspects.forget(answer)
         outcome = "finished" if answer.is_finished else "failed" if answer.is_over else "cancelled"
         self._counts[outcome] += 1
         self._scheduler.cancel(answer.sequence)
@@ -259,8 +259,7 @@ class Engine:
         log.info("serving", model=self.model.name, architecture=self.model.architecture)
 
     def on_applied(self, applied: Applied) -> None:
-        if self._suspects:
-            self._clear_suspects(applied.updated)
+        self._suspects.note_tokens(applied.updated)
         was_empty = not self._dirty
         for sequences in (applied.updated, applied.ended):
             for sequence in sequences:
@@ -271,26 +270,9 @@ class Engine:
         if was_empty and self._dirty:
             asyncio.get_running_loop().call_soon(self._serve_answers)
 
-    def _clear_suspects(self, updated: list[Sequence]) -> None:
-        """A new token shows that it was not this answer that took the executor down."""
-        for answer in self._suspects.intersection(sequence.owner for sequence in updated):
-            answer.num_losses = answer.num_losses_alone = 0
-            answer.sequence.alone = False
-            self._suspects.discard(answer)
-
     def on_lost(self, ran: list[Sequence]) -> None:
-        """What ran is suspected of having taken the executor down. A suspect of two losses is computed alone; one that
-        takes the executor down even so, as often as `max_losses` says, fails."""
-        alone = [sequence for sequence in ran if sequence.alone]
-        for sequence in alone or ran:
-            answer = sequence.owner
-            self._suspects.add(answer)
-            answer.num_losses += 1
-            answer.num_losses_alone += sequence.alone
-            sequence.alone = answer.num_losses >= LOSSES_TOGETHER
-            if answer.num_losses_alone >= self._settings.max_losses:
-                times = answer.num_losses
-                self._fail(answer, RequestFailed(f"the executor was lost {times} times over this request"))
+        for answer in self._suspects.note_loss(ran):
+            self._fail(answer, RequestFailed("the executor was lost each time it computed this request"))
 
     def _serve_answers(self) -> None:
         """Turn new tokens into text for those who have waited longest, for one slice of time."""

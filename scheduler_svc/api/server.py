@@ -69,10 +69,6 @@ class ApiServer:
         await self._health.stop()
         await self._server.stop(grace_s)
 
-    async def wait(self) -> None:
-        """Until the server has stopped."""
-        await self._server.wait_for_termination()
-
 
 def server_options(settings: SchedulerSettings) -> list[tuple[str, Any]]:
     """gRPC's own names for our settings."""

@@ -1,0 +1,51 @@
+"""Which answers may be what takes the executor down, and what becomes of them."""
+
+from dataclasses import dataclass
+
+from scheduler_svc.answer import Answer
+from scheduler_svc.core.sequence import Sequence
+
+LOSSES_TOGETHER = 2  # after which what ran is computed alone, one after the other
+
+
+@dataclass(slots=True)
+class _Losses:
+    """Of the executor, while an answer was computed, with no token since."""
+
+    together: int = 0
+    alone: int = 0
+
+
+class Suspects:
+    """Whatever ran at a loss is suspected, until it gets a token. A suspect of two losses is computed alone; one over
+    which the executor is lost even then, `max_losses` times, is convicted."""
+
+    def __init__(self, max_losses: int) -> None:
+        self._max_losses = max_losses
+        self._losses: dict[Answer, _Losses] = {}
+
+    def note_loss(self, ran: list[Sequence]) -> list[Answer]:
+        """The executor was lost while these ran. Returns those that are convicted, and forgotten."""
+        alone = [sequence for sequence in ran if sequence.alone]
+        convicted = []
+        for sequence in alone or ran:
+            losses = self._losses.setdefault(sequence.owner, _Losses())
+            if sequence.alone:
+                losses.alone += 1
+            else:
+                losses.together += 1
+            sequence.alone = losses.together >= LOSSES_TOGETHER
+            if losses.alone >= self._max_losses:
+                convicted.append(sequence.owner)
+                self.forget(sequence.owner)
+        return convicted
+
+    def note_tokens(self, updated: list[Sequence]) -> None:
+        """These have got a token."""
+        if self._losses:
+            for answer in self._losses.keys() & {sequence.owner for sequence in updated}:
+                answer.sequence.alone = False
+                self.forget(answer)
+
+    def forget(self, answer: Answer) -> None:
+        self._losses.pop(answer, None)
