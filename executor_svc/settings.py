@@ -48,7 +48,7 @@ class ExecutorSettings(BaseSettings):
     num_blocks: int | None = Field(
         None,
         ge=2,
-        le=1 << 28,
+        le=1 << 24,
         description="KV blocks, one of them reserved; sized by memory (simulated: 4096) if unset.",
     )
     kv_memory: int | None = Field(None, ge=1, description="Bytes of KV memory; sized by what is free if unset.")

@@ -48,6 +48,8 @@ __all__ = [
     "generate_request",
 ]
 
+OWN_FIELDS = ("request_id", "model", "logprobs", "cache_salt")
+
 Prompt = str | Sequence[int] | inference_pb2.Chat
 Response = TypeVar("Response")
 
@@ -65,7 +67,7 @@ class Options(TypedDict, total=False):
     seed: int
     max_tokens: int
     min_tokens: int
-    stop: Sequence[str]
+    stop: str | Sequence[str]
     stop_token_ids: Sequence[int]
     ignore_eos: bool
     include_stop_string: bool
@@ -204,7 +206,8 @@ def chat(*messages: tuple[str, str] | Mapping[str, str]) -> inference_pb2.Chat:
 
 
 def generate_request(prompt: Prompt, **options: Unpack[Options]) -> inference_pb2.GenerateRequest:
-    """The message that `Client.generate` sends. Raises TypeError for an unknown option."""
+    """The message that `Client.generate` sends. Raises TypeError for an unknown option, and TypeError or
+    ValueError, naming the option, for a value that the message cannot hold."""
     if unknown := options.keys() - Options.__annotations__.keys():
         raise TypeError(f"unknown options: {', '.join(sorted(unknown))}")
     given: dict[str, Any] = dict(options)
@@ -212,10 +215,10 @@ def generate_request(prompt: Prompt, **options: Unpack[Options]) -> inference_pb
         sampling=inference_pb2.SamplingParams(**_picked(given, inference_pb2.SamplingParams)),
         stop=inference_pb2.StopConditions(
             **_picked(given, inference_pb2.StopConditions),
-            strings=given.get("stop", ()),
+            strings=[stop] if isinstance(stop := given.get("stop", ()), str) else stop,
             token_ids=given.get("stop_token_ids", ()),
         ),
-        **{name: given[name] for name in ("request_id", "model", "logprobs", "cache_salt") if name in given},
+        **_picked({name: given[name] for name in OWN_FIELDS if name in given}, inference_pb2.GenerateRequest),
     )
     if isinstance(prompt, str):
         request.text = prompt
@@ -228,7 +231,13 @@ def generate_request(prompt: Prompt, **options: Unpack[Options]) -> inference_pb
 
 
 def _picked(given: Mapping[str, Any], message: Any) -> dict[str, Any]:
-    return {name: given[name] for name in message.DESCRIPTOR.fields_by_name if name in given}
+    picked = {name: given[name] for name in message.DESCRIPTOR.fields_by_name if name in given}
+    for name, value in picked.items():
+        try:
+            message(**{name: value})
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{name}: {error}") from None
+    return picked
 
 
 def _channel_options(max_message_bytes: int) -> list[tuple[str, Any]]:

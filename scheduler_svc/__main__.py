@@ -1,6 +1,7 @@
 """The scheduler service: `paged-scheduler` or `python -m scheduler_svc`."""
 
 import asyncio
+import os
 import signal
 import sys
 
@@ -48,7 +49,7 @@ async def serve(settings: SchedulerSettings) -> None:
 
 def _on_signal(stopped: asyncio.Event) -> None:
     if stopped.is_set():
-        sys.exit(1)
+        os._exit(1)  # callers see a broken connection, UNAVAILABLE; an orderly way would tell them CANCELLED
     stopped.set()
 
 

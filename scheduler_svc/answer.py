@@ -2,12 +2,14 @@
 
 import asyncio
 from dataclasses import replace
+from typing import Literal
 
 from scheduler_svc.core.sequence import EndReason, Sequence
-from scheduler_svc.errors import PagedError, RequestFailed
+from scheduler_svc.errors import PagedError, RequestAborted, RequestFailed
 from scheduler_svc.requests import Delta, Finish, Usage
 from scheduler_svc.text.text_stream import TextStream
 
+Outcome = Literal["finished", "cancelled", "failed"]
 MAX_DELTA_TOKENS = 1024  # with the most log-probabilities some 300 kB: a reader that was slow gets several messages
 
 
@@ -55,9 +57,11 @@ class Answer:
         self._changed.set()
 
     @property
-    def is_finished(self) -> bool:
-        """Over, and not by an error."""
-        return self._finish is not None
+    def outcome(self) -> Outcome:
+        """What has become of it, at its end."""
+        if self._finish is not None:
+            return "finished"
+        return "cancelled" if self._error is None or isinstance(self._error, RequestAborted) else "failed"
 
     def fail(self, error: PagedError) -> None:
         """End with an error instead of a last delta. Harmless if the answer is over."""

@@ -18,6 +18,8 @@ from scheduler_svc.link.session import ExecutorSession, LinkOptions, SessionLost
 
 MIN_PAUSE_S = 0.05  # between a loss and the next attempt; doubled with each loss without a token between
 MAX_PAUSE_S = 5.0
+FIRST_REMINDER_S = 2.0
+REMINDER_S = 30.0
 
 log = structlog.get_logger()
 
@@ -80,6 +82,7 @@ class Driver:
         except SessionLost as reason:
             log.warning("attach_failed", reason=str(reason))
             return reason
+        reminder = asyncio.create_task(self._remind())
         try:
             attached, lease = await session.attach()
         except SessionLost as reason:
@@ -89,6 +92,8 @@ class Driver:
         except asyncio.CancelledError:
             session.close()
             raise
+        finally:
+            reminder.cancel()
         return await self._serve(session, attached, lease)
 
     async def _serve(self, session: ExecutorSession, attached: pb.Attached, lease: Lease) -> SessionLost:
@@ -120,6 +125,14 @@ class Driver:
         ran = self._scheduler.detach()
         log.warning("executor_lost", reason=str(reason), running=len(ran), waiting=self._scheduler.state.num_waiting)
         self._listener.on_lost(ran)
+
+    async def _remind(self) -> None:
+        """Say now and then what is waited for: nobody may be there, or another scheduler may hold the lease."""
+        wait_s = FIRST_REMINDER_S
+        while True:
+            await asyncio.sleep(wait_s)
+            log.info("waiting_for_executor", endpoint=self._options.endpoint)
+            wait_s = REMINDER_S
 
     async def _beat(self, session: ExecutorSession, session_timeout_s: float) -> None:
         """An empty plan now and then tells the executor that an idle scheduler lives."""

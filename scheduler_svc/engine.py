@@ -13,10 +13,10 @@ import structlog
 
 from paged.v1 import control_pb2
 from paged.v1 import executor_pb2 as pb
-from scheduler_svc.answer import Answer
+from scheduler_svc.answer import Answer, Outcome
 from scheduler_svc.core.prefix import prefix_hashes
 from scheduler_svc.core.results import Applied
-from scheduler_svc.core.scheduler import NeverFits, Scheduler
+from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence, State
 from scheduler_svc.driver import Driver
 from scheduler_svc.errors import (
@@ -62,7 +62,7 @@ class Engine:
         self._text = ServedText(settings.cache_dir)
         self._answers: dict[str, Answer] = {}
         self._dirty: deque[Answer] = deque()
-        self._counts = {"finished": 0, "cancelled": 0, "failed": 0}
+        self._counts: dict[Outcome, int] = {"finished": 0, "cancelled": 0, "failed": 0}
         self._suspects = Suspects(settings.max_losses)
         self._is_stopping = False
         self.model: pb.ModelFacts | None = None
@@ -189,10 +189,9 @@ class Engine:
                 sequence.block_hashes = hashes
         if sequence.state is not State.NEW:  # aborted meanwhile
             return
-        try:
-            self._scheduler.submit(sequence)
-        except NeverFits:
-            raise self._never_fits(sequence) from None
+        if self._scheduler.is_attached:
+            self._check_fits(sequence)
+        self._scheduler.submit(sequence)
         self._driver.wake()
 
     def _check_acceptable(self, request: GenerationRequest) -> None:
@@ -214,17 +213,20 @@ class Engine:
         longest = self.model.max_model_len if self.model is not None else 0
         return min(longest, self._settings.max_model_len or longest)
 
-    def _never_fits(self, sequence: Sequence) -> InvalidRequest:
-        most = min(self._max_model_len, self._scheduler.state.capacity_tokens)
-        field = "prompt" if sequence.num_prompt >= most else "stop.max_tokens"
-        wanted = f"prompt ({sequence.num_prompt} tokens) and output (at most {sequence.max_tokens})"
-        return InvalidRequest(
-            FieldViolation(
-                field,
-                f"{wanted} are more than the {most} tokens of the model's length and the executor's "
-                "memory; ask for less, or give the executor more blocks",
-            )
+    def _check_fits(self, sequence: Sequence) -> None:
+        """Raises InvalidRequest for what the executor's memory, or the model's length, can never hold."""
+        state = self._scheduler.state
+        fits = state.bound(sequence)
+        most = min(state.max_model_len, state.capacity_tokens) - sequence.num_prompt
+        limit = (
+            f"the model's length and the executor's memory leave {max(most, 0)}; ask for less, or give it more blocks"
         )
+        if most < 1:
+            raise InvalidRequest(FieldViolation("prompt", f"has {sequence.num_prompt} tokens; for an answer {limit}"))
+        if not fits:
+            raise InvalidRequest(FieldViolation("stop.max_tokens", f"is {sequence.max_tokens}; {limit}"))
+        if sequence.sampling.min_tokens > most:
+            raise InvalidRequest(FieldViolation("stop.min_tokens", f"is {sequence.sampling.min_tokens}; {limit}"))
 
     def _end_token_ids(self, request: GenerationRequest) -> tuple[int, ...]:
         own = () if request.ignore_eos or self.model is None else tuple(self.model.eos_token_ids)
@@ -239,8 +241,8 @@ class Engine:
         """The client has its last message, or has gone."""
         del self._answers[answer.sequence.request_id]
         self._suspects.forget(answer)
-        outcome = "finished" if answer.is_finished else "failed" if answer.is_over else "cancelled"
-        self._counts[outcome] += 1
+        if answer.sequence.state is not State.NEW:  # else it was refused
+            self._counts[answer.outcome] += 1
         self._scheduler.cancel(answer.sequence)
         answer.fail(RequestAborted("closed"))
         self._driver.wake()

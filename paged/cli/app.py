@@ -24,9 +24,9 @@ Address = Annotated[str, typer.Option(help="Scheduler's address, as HOST:PORT.")
 def generate(
     prompt: Annotated[str, typer.Argument(help="Text to continue.")],
     address: Address = "127.0.0.1:50051",
-    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to generate.")] = 128,
+    max_tokens: Annotated[int, typer.Option(min=1, max=2**32 - 1, help="Most tokens to generate.")] = 128,
     temperature: Annotated[float, typer.Option(help="0 takes the most likely token each time.")] = 1.0,
-    seed: Annotated[int | None, typer.Option(min=0, help="Equal seeds give equal answers.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, max=2**64 - 1, help="Equal seeds give equal draws.")] = None,
     as_chat: Annotated[bool, typer.Option("--chat", help="Send the text as a user's turn of a conversation.")] = False,
 ) -> None:
     """Stream the model's continuation of a text."""

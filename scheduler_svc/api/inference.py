@@ -1,6 +1,7 @@
 """The inference service: requests in, answers out."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Awaitable
 
 import grpc.aio
@@ -52,7 +53,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             await deltas.aclose()
 
     def _close(self, deltas: AsyncGenerator[Delta, None]) -> None:
-        closing = asyncio.ensure_future(deltas.aclose())
+        closing = asyncio.ensure_future(_closed(deltas))
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
 
@@ -91,3 +92,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         if request.WhichOneof("prompt") == "chat":
             return self._engine.tokenize_chat([{"role": m.role, "content": m.content} for m in request.chat.messages])
         return self._engine.tokenize(request.text)
+
+
+async def _closed(deltas: AsyncGenerator[Delta, None]) -> None:
+    # If somebody waits for the next delta again, that wait ends at the deadline by itself.
+    with contextlib.suppress(RuntimeError):
+        await deltas.aclose()

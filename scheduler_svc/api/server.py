@@ -24,7 +24,7 @@ LOOPBACK = ("127.", "localhost:", "[::1]:")
 
 
 class BindFailed(Exception):
-    """The listening address cannot be taken."""
+    """The listening address cannot be taken, or not told."""
 
 
 class ApiServer:
@@ -58,11 +58,17 @@ class ApiServer:
         await self._server.start()
         await self._health.start()
         if self._settings.address_file is not None:
-            write_atomically(self._settings.address_file, address + "\n")
+            self._tell_address(self._settings.address_file, address)
         if not address.startswith(LOOPBACK):
             log.warning("listening_without_authentication", address=address)
         log.info("listening", address=address)
         return address
+
+    def _tell_address(self, file: Path, address: str) -> None:
+        try:
+            write_atomically(file, address + "\n")
+        except OSError as error:
+            raise BindFailed(f"cannot write --address-file {file}: {error.strerror}") from error
 
     async def stop(self, grace_s: float) -> None:
         """Take no new calls, give running ones this time, then cancel them."""

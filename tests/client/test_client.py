@@ -105,3 +105,14 @@ def test_the_client_imports_nothing_beyond_grpcio_and_protobuf() -> None:
 def test_the_stubs_alone_do_not_load_grpcio() -> None:
     code = "import sys, paged.v1.executor_pb2; print('grpc' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+
+
+def test_one_stop_string_may_be_given_as_it_is() -> None:
+    assert list(generate_request("x", stop="abc").stop.strings) == ["abc"]
+    assert list(generate_request("x", stop=["a", "b"]).stop.strings) == ["a", "b"]
+
+
+@pytest.mark.parametrize(("name", "value"), [("max_tokens", -1), ("seed", 2**64), ("logprobs", "many"), ("top_k", 0.5)])
+def test_a_value_that_the_message_cannot_hold_is_named(name: str, value: object) -> None:
+    with pytest.raises((TypeError, ValueError), match=f"^{name}: "):
+        generate_request("x", **{name: value})  # type: ignore[misc]

@@ -216,3 +216,18 @@ async def test_an_open_ended_answer_is_cut_to_what_a_smaller_executor_can_hold(s
     assert len(prompt) + whole.usage.completion_tokens == 11 * 16 + 1
     expected = Call(prompt, whole.usage.completion_tokens, 0.0, 0, "")
     assert list(whole.token_ids) == expected.expected(end_token_ids=())
+
+
+async def test_a_second_signal_ends_a_scheduler_at_once_and_its_calls_unavailable(system: System) -> None:
+    system.executor_flags = ["--num-blocks", "400", *SLOW_STEPS]
+    system.start()
+    call = Call([300, 301, 302], 3000, 0.0, 0, "")
+
+    def signal_twice() -> None:
+        system.scheduler.process.terminate()
+        wait_for_log(system.scheduler, "stopping", 15)
+        system.scheduler.process.terminate()
+
+    with pytest.raises(UnavailableError):
+        await run_with_event(system, [call], signal_twice, after_tokens=20)
+    assert await asyncio.to_thread(system.scheduler.process.wait, 15) == 1

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from paged.client import Client, ServerError
+from paged.client import Client, InvalidRequestError, RequestAbortedError, ServerError
 from paged.v1 import inference_pb2
 from tests.system.conftest import System
 from tests.system.requests import answer, idle_load, mixed_calls, ready
@@ -108,4 +108,38 @@ async def test_one_poisonous_request_among_many_fails_alone(system: System) -> N
         load = await idle_load(client)
     assert load.failed_requests == 1
     assert load.executor_losses == 4, "twice among others, twice alone"
+    assert load.used_blocks == 0
+
+
+async def test_what_memory_can_never_hold_is_refused_by_name_and_counts_as_nothing(system: System) -> None:
+    system.executor_flags = ["--num-blocks", "5"]  # four to lend: 64 slots
+    system.start()
+    async with Client(system.address) as client:
+        await ready(client)
+        for field, options in {
+            "prompt": {"prompt": [300] * 65},
+            "stop.max_tokens": {"max_tokens": 100},
+            "stop.min_tokens": {"min_tokens": 100},
+        }.items():
+            with pytest.raises(InvalidRequestError, match=f"{field}: "):
+                await client.complete(options.pop("prompt", PROMPT), **options)
+        whole = await client.complete(PROMPT, temperature=0, ignore_eos=True)
+        assert len(PROMPT) + whole.usage.completion_tokens == 65
+        load = await idle_load(client)
+    assert (load.finished_requests, load.cancelled_requests, load.failed_requests) == (1, 0, 0)
+
+
+async def test_an_aborted_request_ends_cancelled_and_counts_so(system: System) -> None:
+    system.executor_flags = ["--simulate-fixed-us", "5000"]
+    system.start()
+    async with Client(system.address) as client:
+        await ready(client)
+        running = asyncio.create_task(client.complete(PROMPT, request_id="mine", ignore_eos=True, max_tokens=2000))
+        while (await client.load()).generated_tokens < 5:
+            await asyncio.sleep(0.01)
+        assert list(await client.abort(["mine", "nobody's"])) == ["mine"]
+        with pytest.raises(RequestAbortedError):
+            await running
+        load = await idle_load(client)
+    assert (load.finished_requests, load.cancelled_requests, load.failed_requests) == (0, 1, 0)
     assert load.used_blocks == 0
