@@ -68,9 +68,13 @@ def _load(settings: ExecutorSettings) -> LoadedModel:
             return load_simulated(settings)
         except ScriptError as error:
             refuse(f"--simulate-script: {error}")
-    from executor_svc.model.load import load  # brings torch, which the simulated executor does without
-    from executor_svc.model.refusal import ModelRefused
-
+    try:
+        from executor_svc.model.load import load  # brings torch, which the simulated executor does without
+        from executor_svc.model.refusal import ModelRefused
+    except ModuleNotFoundError as error:
+        needed = "pip install 'paged-inference[executor]'"
+        structlog.get_logger().error("package_missing", package=error.name, needed=needed)
+        sys.exit(1)
     try:
         return load(settings)
     except ModelRefused as error:

@@ -98,7 +98,7 @@ class Service:
     def _receive_waiting(self) -> bool:
         """Handle the messages that have come, waiting for one where there is nothing else to do.
 
-        Returns whether none is left.
+        Returns whether none is left, as far as is known.
         """
         busy = self._sessions.have_plans() or self._tokenizer.busy()
         received = self._router.receive(wait=not busy)
@@ -107,6 +107,8 @@ class Service:
             if received is None:
                 return True
             self._handle(*received, now)
+            if self._sessions.all_have_plans():
+                return False  # nothing that still waits could have a part in the next step
             received = self._router.receive(wait=False)
         return False
 
@@ -146,12 +148,12 @@ class Service:
         messages = [executor_pb2.ToScheduler() for _ in plans]
         fill_results(self._batch, plans, output, [message.result for message in messages])
         took_s = time.perf_counter() - begin
-        if any(plan.needs_step for plan in plans):
-            self._worst_step_s = max(self._worst_step_s, took_s)
-            self._epochs_without_step = 0
         wait_us = _micros(begin - self._idle_since)
         for (session, _), message in zip(issued, messages, strict=True):
             self._answer(session, message, step_us=_micros(took_s), wait_us=wait_us)
+        if any(plan.needs_step for plan in plans):
+            self._worst_step_s = max(self._worst_step_s, took_s)
+            self._epochs_without_step = 0
         for session, _ in issued:
             session.intake.prepare()
         self._idle_since = time.perf_counter()

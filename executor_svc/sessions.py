@@ -82,6 +82,9 @@ class Sessions:
             self._by_peer.move_to_end(sessions[0].peer)
         return sessions
 
+    def all_have_plans(self) -> bool:
+        return bool(self._by_peer) and all(session.plans for session in self._by_peer.values())
+
     def have_plans(self) -> bool:
         return any(session.plans for session in self._by_peer.values())
 
