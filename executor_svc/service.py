@@ -85,9 +85,10 @@ class Service:
 
     def _turn(self) -> None:
         # Read before judging silence: after a long step, or a stop of the process, heartbeats wait in the socket.
-        all_read = self._receive_waiting()
+        all_read = self._wait_for_messages()
         if self._sessions.have_plans():
             self._step()
+            all_read = self._take_messages()
         if self._tokenizer.busy():
             self._tokenizer.send_some()
         now = time.monotonic()
@@ -95,21 +96,24 @@ class Service:
             self._next_probe = now + PROBE_S
             self._sessions.probe(now)
 
-    def _receive_waiting(self) -> bool:
-        """Handle the messages that have come, waiting for one where there is nothing else to do.
-
-        Returns whether none is left, as far as is known.
-        """
+    def _wait_for_messages(self) -> bool:
+        """Take a message, waiting for it where there is nothing else to do; and the others that have come, unless every
+        session's plan is at hand: then the next step is not kept waiting. Returns whether none is left."""
         busy = self._sessions.have_plans() or self._tokenizer.busy()
         received = self._router.receive(wait=not busy)
+        if received is None:
+            return True
+        self._handle(*received, time.monotonic())
+        return not self._sessions.all_have_plans() and self._take_messages()
+
+    def _take_messages(self) -> bool:
+        """Handle the messages that have come. Returns whether none is left."""
         now = time.monotonic()
         for _ in range(_MESSAGES_PER_TURN):
+            received = self._router.receive(wait=False)
             if received is None:
                 return True
             self._handle(*received, now)
-            if self._sessions.all_have_plans():
-                return False  # nothing that still waits could have a part in the next step
-            received = self._router.receive(wait=False)
         return False
 
     def _handle(self, peer: bytes, payload: bytes | None, now: float) -> None:
