@@ -3,12 +3,17 @@
 Both sides are what runs in service: the scheduler's core, codec and ZeroMQ session on uvloop, and a `paged-executor
 --simulate` process. One plan is in flight at a time, so a round trip is all of encode, send, decode, check, compute (no
 latency is simulated), encode, send, decode. plan() and apply() themselves are measured by scheduler_step.
+
+Beside it, in the same run, what the machine takes for nothing but the way: as many bytes to a process that sends back
+as many as a result has, over the same kind of sockets, without any of our code.
 """
 
 import argparse
 import asyncio
 import json
+import multiprocessing
 import random
+import socket
 import subprocess
 import sys
 import tempfile
@@ -84,6 +89,37 @@ class RoundTrips:
             self.done.set_result(self._times)
 
 
+def bare_echo_us(num_rows: int, trips: int) -> float:
+    """Median µs of a message as large as a decode plan of `num_rows` rows, and one as large as its result, over TCP."""
+    plan, result = bytes(9 * num_rows + 100), 4 * num_rows + 50
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        endpoint = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    echo = multiprocessing.get_context("spawn").Process(target=answer_all, args=(endpoint, result), daemon=True)
+    echo.start()
+    context = zmq.Context()
+    peer = context.socket(zmq.DEALER)
+    peer.setsockopt(zmq.LINGER, 0)
+    peer.connect(endpoint)
+    times = []
+    for _ in range(trips):
+        began = time.perf_counter()
+        peer.send(plan)
+        peer.recv()
+        times.append(1e6 * (time.perf_counter() - began))
+    context.destroy()
+    echo.kill()
+    return median(times)
+
+
+def answer_all(endpoint: str, num_bytes: int) -> None:
+    peers = zmq.Context().socket(zmq.ROUTER)
+    peers.bind(endpoint)
+    while True:
+        peer, _ = peers.recv_multipart()
+        peers.send_multipart([peer, bytes(num_bytes)])
+
+
 @contextmanager
 def simulated_executor(*flags: str) -> Iterator[str]:
     """The endpoint of a simulated executor that lives as long as the block."""
@@ -114,11 +150,15 @@ def main() -> None:
     figures = {
         "round_trip_us_p50": round(median(times), 1),
         "round_trip_us_p99": round(times[len(times) * 99 // 100], 1),
+        "bare_echo_us_p50": round(bare_echo_us(args.rows, args.steps), 1),
     }
     if args.json:
         print(json.dumps(figures))
     else:
-        print(f"{args.rows} rows: median {figures['round_trip_us_p50']} µs, p99 {figures['round_trip_us_p99']} µs")
+        print(
+            f"{args.rows} rows: median {figures['round_trip_us_p50']} µs, p99 {figures['round_trip_us_p99']} µs; "
+            f"the way alone {figures['bare_echo_us_p50']} µs"
+        )
 
 
 if __name__ == "__main__":
