@@ -134,7 +134,7 @@ class ResidentBatch:
             raise
 
     def _touched_rows(self, plan: PlanColumns, session: int) -> Int32s:
-        """Rows that change before the schedule is looked at, all of them the session's."""
+        """Rows that change before the schedule is looked at, each once, all of them the session's."""
         columns = {
             "fork_children": plan.fork_children,
             "ended_rows": plan.ended_rows,
@@ -144,7 +144,7 @@ class ResidentBatch:
         }
         for column, rows in columns.items():
             check_owned(column, rows, self._ownership.of_row, session)
-        return np.concatenate(list(columns.values()))
+        return np.unique(np.concatenate(list(columns.values())))
 
     def _run_schedule(self, plan: PlanColumns, session: int, lease: Lease, starts: list[RowStart]) -> AppliedPlan:
         first, ends, known = self._schedule(plan, session, lease)
@@ -231,15 +231,17 @@ class ResidentBatch:
         check_owned("copy_destinations", destinations, self._ownership.of_block, session)
         check_unique("copy_destinations", destinations)
         check_disjoint("copy_destinations", destinations, "copy_sources", sources)
-        found = self._tables[rows] == sources[:, None]
-        missing = ~found.any(axis=1)
-        if missing.any():
-            at = int(missing.argmax())
-            raise PlanViolation("copy_sources", f"block {sources[at]}", f"is not in the table of row {rows[at]}")
-        places = found.argmax(axis=1)
+        places = np.array([self._place_of(row, block) for row, block in zip(rows, sources, strict=True)], np.int64)
         if len(rows) > 1 and len(np.unique(np.stack([rows, places]), axis=1).T) < len(rows):
             raise PlanViolation("copy_rows", "the same entry twice", "may be replaced once")
         self._tables[rows, places] = destinations
+
+    def _place_of(self, row: np.int32, block: np.int32) -> int:
+        """Where the row's table names the block. Row by row: all tables at once can be more than memory holds."""
+        found = (self._tables[row] == block).nonzero()[0]
+        if not len(found):
+            raise PlanViolation("copy_sources", f"block {block}", f"is not in the table of row {row}")
+        return int(found[0])
 
     def _schedule(self, plan: PlanColumns, session: int, lease: Lease) -> tuple[Int32s, Int32s, Int32s]:
         """Check the schedule against the rows as they are now, then advance them.

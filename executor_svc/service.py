@@ -169,6 +169,10 @@ class Service:
         except PlanViolation as violation:
             self._sessions.end(session, str(violation), time.monotonic(), step=plan.step)
             return None
+        except Exception as error:  # noqa: BLE001 - a plan must not be able to end more than its session
+            _log.exception("plan_not_taken", session=session.number)
+            self._sessions.end(session, f"{type(error).__name__} over the plan", time.monotonic(), step=plan.step)
+            return None
         session.issued_step = plan.step
         return applied
 

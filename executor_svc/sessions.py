@@ -16,6 +16,7 @@ from paged.v1 import executor_pb2
 
 PROTOCOL_VERSION = 1
 MAX_WAITING = 64
+HOLDER_PROBE_S = 0.02  # a flood of Attach must not become one of probes
 MAX_SCHEDULER_ID_BYTES = 256
 
 Fault = executor_pb2.Fault
@@ -62,6 +63,7 @@ class Sessions:
         self._send = send
         self._attached = attached
         self._timeout_s = timeout_s
+        self._next_holder_probe = 0.0
         # Nanoseconds since 1970: no two processes ever count the same epochs.
         self.epoch = time.time_ns()
         self._last_number = 0
@@ -151,12 +153,13 @@ class Sessions:
                 del self._waiting[scheduler_id]
 
     def _probe_holders(self, now: float) -> None:
-        """While somebody waits for their lease."""
-        if self._waiting:
-            for session in list(self._by_peer.values()):
-                sent = self._send(session.peer, _PROBE)
-                if sent is not Sent.QUEUED:
-                    self.end(session, sent.value, now, tell=False)
+        """While somebody waits for their lease, make sure that they are there; not more often than it takes to know."""
+        if not self._waiting or now < self._next_holder_probe:
+            return
+        self._next_holder_probe = now + HOLDER_PROBE_S
+        for session in list(self._by_peer.values()):
+            if self._send(session.peer, _PROBE) is Sent.GONE:
+                self.end(session, Sent.GONE.value, now, tell=False)
 
     def end(self, session: Session, reason: str, now: float, *, step: int | None = None, tell: bool = True) -> None:
         """The one way in which a session ends: plans dropped, rows ended, lease free, next one in. Raises RunnerFailed.

@@ -1,6 +1,7 @@
 """A plan that breaks a rule is refused, names what is wrong, and leaves no trace."""
 
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -268,3 +269,16 @@ def test_a_slot_number_may_pass_32_bits() -> None:
     plan = schedule(StepPlan(started=[start(0, [1, 2, 3], [block])]), (0, 3, True))
     step = batch.apply(read_plan(plan), SESSION, lease).step
     assert step.slots.tolist() == [block * 300, block * 300 + 1, block * 300 + 2]
+
+
+def test_a_plan_that_names_a_row_many_times_takes_no_memory_for_each() -> None:
+    batch, lease = make_batch(num_blocks=2100, block_size=1, max_model_len=4096)
+    plan = StepPlan(started=[start(0, [1] * 2000, range(1, 2001)), start(1, [1], [2001])])
+    batch.apply(read_plan(schedule(plan, (0, 1, False))), SESSION, lease)
+    hostile = StepPlan(ended_rows=column([1]), appended_rows=column([0] * 50_000), appended_blocks=column([5] * 50_000))
+    tracemalloc.start()
+    with pytest.raises(PlanViolation):
+        batch.apply(read_plan(hostile), SESSION, lease)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 50 << 20, "50,000 rows of 2,048 entries would be 400 MB"
