@@ -6,7 +6,6 @@ from transformers import AutoTokenizer
 
 from executor_svc.model.demo_model import demo_model_path
 from executor_svc.model.load import load
-from executor_svc.model.refusal import ModelRefused
 from tests.margin import assert_drawn, greedy_gaps, reference_logits, reference_model
 from tests.model.conftest import MAX_ROWS, settings_for
 from tests.model.driver import Driver, Sequence, row_sampling
@@ -31,10 +30,7 @@ PROMPTS = [
 
 @pytest.fixture(scope="module")
 def directory():
-    try:
-        return demo_model_path()
-    except ModelRefused as reason:
-        pytest.skip(str(reason))
+    return demo_model_path()
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ import pytest
 from transformers import PreTrainedModel
 
 from executor_svc.model.demo_model import demo_model_path
-from executor_svc.model.refusal import ModelRefused
 from paged.client import Client
 from paged.v1 import executor_pb2, inference_pb2
 from tests.margin import MARGIN, assert_drawn, assert_greedy, assert_logprobs, reference_logits, reference_model
@@ -116,10 +115,7 @@ async def test_margins_hold_alone_together_chunked_cached_and_preempted(
 
 @pytest.mark.model
 async def test_a_hundred_requests_to_the_small_real_model_in_a_pool_too_small(tmp_path: Path) -> None:
-    try:
-        directory = demo_model_path()
-    except ModelRefused as reason:
-        pytest.skip(str(reason))
+    directory = demo_model_path()
     wanted = mixed(100, 200_000, 40, random.Random(2))
     pool = ["--num-blocks", "33", "--max-rows", "16", "--tokens-per-step", "128", "--dtype", "float32"]
     with cleaned_up([]) as services:
