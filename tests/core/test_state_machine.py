@@ -121,9 +121,11 @@ class Core(RuleBasedStateMachine):
         return all(columns.num_tokens[r] + columns.in_flight[r] == columns.max_total[r] for r in rows)
 
     @precondition(lambda self: self.waiting_plans)
-    @rule()
-    def apply(self) -> None:
+    @rule(not_finite=st.sampled_from([False, False, False, True]))
+    def apply(self, not_finite: bool) -> None:
         result = self.executor.run(self.waiting_plans.pop(0))
+        if not_finite and len(result.tokens):
+            result.tokens[0] = -1
         applied = self.scheduler.apply(result)
         for sequence in applied.updated:
             sequence.alone = False
@@ -140,7 +142,7 @@ class Core(RuleBasedStateMachine):
             expected = continuation(sequence.token_ids[: sequence.num_prompt], sequence.end_token_ids, length)
             output = sequence.token_ids[sequence.num_prompt :]
             assert output == expected[: len(output)]
-            if sequence.end_reason is not None:
+            if sequence.end_reason in (EndReason.END_TOKEN, EndReason.LENGTH):
                 assert output == expected
                 assert (sequence.end_reason is EndReason.END_TOKEN) == (output[-1] in sequence.end_token_ids)
 
@@ -153,7 +155,7 @@ class Core(RuleBasedStateMachine):
                 self.waiting_plans.append(plan)
             if not self.waiting_plans:
                 break
-            self.apply()
+            self.apply(not_finite=False)
         assert all(sequence.state is State.ENDED for sequence in self.sequences)
         audit(self.scheduler.state)
         assert self.scheduler.state.cache.pool.num_used == 0
