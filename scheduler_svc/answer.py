@@ -22,7 +22,6 @@ class Answer:
     def __init__(self, sequence: Sequence, text_stream: TextStream) -> None:
         self.sequence = sequence
         self.is_dirty = False  # in the engine's queue of answers with new tokens
-        self.is_over = False
         self._text_stream = text_stream
         self._num_taken = 0  # output tokens that belong to the answer so far
         self._num_sent = 0  # of these, in a delta already
@@ -57,6 +56,10 @@ class Answer:
         self._changed.set()
 
     @property
+    def is_over(self) -> bool:
+        return self._finish is not None or self._error is not None
+
+    @property
     def outcome(self) -> Outcome:
         """What has become of it, at its end."""
         if self._finish is not None:
@@ -66,7 +69,6 @@ class Answer:
     def fail(self, error: PagedError) -> None:
         """End with an error instead of a last delta. Harmless if the answer is over."""
         if not self.is_over:
-            self.is_over = True
             self._error = error
             self._changed.set()
 
@@ -92,7 +94,6 @@ class Answer:
         return replace(delta, finish=self._finish, usage=self._usage() if self._finish is not None else None)
 
     def _end(self, finish: Finish) -> None:
-        self.is_over = True
         self._finish = finish
         self._changed.set()
 

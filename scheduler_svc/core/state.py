@@ -110,14 +110,14 @@ class CoreState:
 
     def rows_of_step(self) -> np.ndarray:
         """Rows that the next step may compute, in order of admission: all that run, or the one that must be alone."""
-        if self.running_alone and self.alone is not None:
-            return np.array([self.alone.row])
-        return self.columns.running_rows()
+        alone = self.running_alone
+        return self.columns.running_rows() if alone is None else np.array([alone.row])
 
     @property
-    def running_alone(self) -> bool:
-        """Whether a running sequence has the steps to itself."""
-        return self.alone is not None and self.alone.alone and self.alone.state is State.RUNNING
+    def running_alone(self) -> Sequence | None:
+        """The running sequence that has the steps to itself, if one has."""
+        alone = self.alone
+        return alone if alone is not None and alone.alone and alone.state is State.RUNNING else None
 
     def sequence_in(self, row: int) -> Sequence:
         sequence = self.columns.sequence[row]
