@@ -40,6 +40,7 @@ def gather_facts(
         dtype=dtype,
         fingerprint=fingerprint(directory, dtype),
         block_size=block_size,
+        rope_switch_len=rope_switch_len(model.config, max_model_len),
     )
 
 
@@ -66,6 +67,23 @@ def model_len(config: PreTrainedConfig, wanted: int | None) -> int:
     if wanted is not None and wanted > longest:
         log.warning("max_model_len_lowered", max_model_len=longest, wanted=wanted, reason="the model's own limit")
     return min(longest, wanted or longest)
+
+
+def rope_switch_len(config: PreTrainedConfig, max_model_len: int) -> int:
+    """Tokens past which a sequence's keys are turned by other factors (longrope); 0 where none gets there.
+
+    Raises ModelRefused where layers disagree.
+    """
+    text = config.get_text_config()
+    lengths = {
+        parameters.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
+        for parameters in _rope_parameters(text)
+        if parameters.get("rope_type", parameters.get("type")) == "longrope"
+    }
+    if len(lengths) > 1:
+        raise ModelRefused(f"rope_parameters: layers switch their factors at different lengths ({lengths})")
+    length = lengths.pop() if lengths else None
+    return length if length is not None and length < max_model_len else 0
 
 
 def fingerprint(directory: Path, dtype: str) -> str:

@@ -12,7 +12,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from executor_svc.model import loading, memory
-from executor_svc.model.facts import fingerprint, model_len
+from executor_svc.model.facts import fingerprint, model_len, rope_switch_len
 from executor_svc.model.load import load
 from executor_svc.model.memory import choose_num_blocks
 from executor_svc.model.refusal import ModelRefused
@@ -223,6 +223,17 @@ ROPE = {"rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32
 def test_the_longest_sequence_is_what_model_and_cached_keys_allow(rope, wanted, expected):
     config = transformers.LlamaConfig(**TINY_DECODER, rope_parameters=rope)
     assert model_len(config, wanted) == expected
+
+
+@pytest.mark.parametrize(
+    ("rope_type", "max_model_len", "expected"), [("longrope", 33, 32), ("longrope", 32, 0), ("yarn", 256, 0)]
+)
+def test_the_length_past_which_keys_are_turned_otherwise_is_named_where_a_sequence_can_get_there(
+    rope_type, max_model_len, expected
+):
+    factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8} if rope_type == "longrope" else {}
+    config = transformers.LlamaConfig(**TINY_DECODER, rope_parameters=ROPE | {"rope_type": rope_type} | factors)
+    assert rope_switch_len(config, max_model_len) == expected
 
 
 @pytest.mark.parametrize("rope_type", ["linear", "dynamic", "yarn", "llama3", "longrope"])
