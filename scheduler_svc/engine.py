@@ -183,9 +183,11 @@ class Engine:
     async def _submit(self, sequence: Sequence) -> None:
         """Into the core's queue; a long prompt is hashed first, in a worker thread."""
         if self._settings.prefix_caching and len(sequence.token_ids) > LONG_PROMPT_TOKENS:
-            block_size = self._scheduler.state.hashed_block_size
-            hashes = await asyncio.to_thread(prefix_hashes, sequence.token_ids, block_size, sequence.cache_salt)
-            if block_size == self._scheduler.state.hashed_block_size:
+            state = self._scheduler.state
+            state.stretch(sequence)
+            block_size, root = state.hashed_block_size, state.cache_root(sequence)
+            hashes = await asyncio.to_thread(prefix_hashes, sequence.token_ids, block_size, root)
+            if (block_size, root) == (state.hashed_block_size, state.cache_root(sequence)):
                 sequence.block_hashes = hashes
         if sequence.state is not State.NEW:  # aborted meanwhile
             return

@@ -31,6 +31,8 @@ def audit(state: CoreState) -> None:
         _require(computed <= known + int(columns.in_flight[row]), f"row {row}: computed past its tokens")
         _require(computed <= held * block_size, f"row {row}: positions without a block")
         _require(held <= -(-most // block_size), f"row {row}: more than {block_size - 1} slots unused")
+        if not sequence.stretched and state.lease.rope_switch_len:
+            _require(computed <= state.lease.rope_switch_len, f"row {row}: computed past the length of its keys")
         for block in columns.table(row)[computed // block_size :]:
             _require(not cache.is_published(block), f"row {row}: block {block} is published and yet to be written")
             _require(pool.ref_count[block] == 1, f"row {row}: block {block} is shared and yet to be written")

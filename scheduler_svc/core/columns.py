@@ -11,7 +11,9 @@ class SequenceColumns:
     """What plan() and apply() need of each running sequence. Only the scheduler writes here.
 
     Of the sequence in a row, `num_tokens` are known (prompt and output) and `in_flight` more are planned to be sampled;
-    the K/V of its first `num_computed` positions is written once all plans sent so far have run; `num_published` blocks
+    `max_total` is the
+    most tokens before it must leave; the K/V of its first `num_computed` positions is written once all plans sent so far
+    have run; `num_published` blocks
     were offered to the prefix cache; `end_ids` is padded with NO_TOKEN. `tenancy` is a number that no two tenancies of
     a row share, 0 while the row is free; it grows with the order of admission.
     """
@@ -44,7 +46,7 @@ class SequenceColumns:
             self._running = rows[np.argsort(self.tenancy[rows])]
         return self._running
 
-    def enter(self, sequence: Sequence, blocks: list[int], num_computed: int) -> int:
+    def enter(self, sequence: Sequence, blocks: list[int], num_computed: int, max_total: int) -> int:
         """Give the sequence a free row, and the row these blocks. Returns the row."""
         row = self._free.pop()
         self._last_tenancy += 1
@@ -53,7 +55,7 @@ class SequenceColumns:
         self.num_tokens[row] = len(sequence.token_ids)
         self.num_computed[row] = num_computed
         self.in_flight[row] = 0
-        self.max_total[row] = sequence.max_total
+        self.max_total[row] = max_total
         self.num_published[row] = num_computed // self.block_size
         self.end_ids = _widened(self.end_ids, len(sequence.end_token_ids), NO_TOKEN)
         self.end_ids[row] = NO_TOKEN

@@ -23,6 +23,8 @@ class Lease:
     plans_in_flight: int = 2
     max_model_len: int = 1 << 31
     vocab_size: int = 1 << 31
+    # Not 0: in a sequence that starts in its row with more known tokens than this the model turns keys otherwise.
+    rope_switch_len: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 import numpy as np
 
 from scheduler_svc.core.plan import Plan, StartedRow
-from scheduler_svc.core.prefix import extend_hashes
 from scheduler_svc.core.sequence import Sequence, State
 from scheduler_svc.core.state import CoreState, InFlight
 
@@ -149,10 +148,12 @@ class Planner:
     def _start(self, sequence: Sequence) -> StartedRow | None:
         """Admit the sequence with blocks for all tokens that are known, or change nothing and return None."""
         block_size, pool = self._state.lease.block_size, self._state.cache.pool
+        self._state.stretch(sequence)
+        bound = self._state.bound_in_row(sequence)
         hits = self._cached_prefix(sequence)
         num_tokens = len(sequence.token_ids)
         num_blocks = -(-num_tokens // block_size)
-        growth = max(0, -(-min(num_tokens + 1, sequence.max_total - 1) // block_size) - num_blocks)
+        growth = max(0, -(-min(num_tokens + 1, bound - 1) // block_size) - num_blocks)
         needed = num_blocks - len(hits) + sum(map(pool.is_free, hits))
         if self._state.num_running:
             needed += self._reserve + growth + max(1, int(self._watermark * pool.num_leased))
@@ -164,7 +165,7 @@ class Planner:
         num_computed = len(hits) * block_size
         self._state.queue.remove(sequence)
         sequence.state = State.RUNNING
-        sequence.row = self._state.columns.enter(sequence, blocks, num_computed)
+        sequence.row = self._state.columns.enter(sequence, blocks, num_computed, bound)
         if sequence.num_cached is None:
             sequence.num_cached = num_computed
             self._state.counters.prompt_tokens += sequence.num_prompt
@@ -183,7 +184,7 @@ class Planner:
         """Blocks that hold the beginning of the sequence; never its last token, whose logits are needed."""
         if not self._state.prefix_caching:
             return []
-        extend_hashes(sequence.block_hashes, sequence.token_ids, self._state.lease.block_size, sequence.cache_salt)
+        self._state.extend_hashes(sequence)
         return self._state.cache.find(
             sequence.block_hashes[: (len(sequence.token_ids) - 1) // self._state.lease.block_size]
         )

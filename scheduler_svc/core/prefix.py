@@ -25,24 +25,24 @@ def next_hash(parent: bytes, token_bytes: bytes) -> bytes:
     return sha256(parent + token_bytes).digest()
 
 
-def extend_hashes(hashes: list[bytes], token_ids: list[int], block_size: int, salt: str) -> None:
-    """Append to `hashes` those of the full blocks of `token_ids` that it lacks."""
+def extend_hashes(hashes: list[bytes], token_ids: list[int], block_size: int, root: bytes) -> None:
+    """Append to `hashes` those of the full blocks of `token_ids` that it lacks; `root` is H_0."""
     begin = len(hashes) * block_size
     end = len(token_ids) // block_size * block_size
     if begin >= end:
         return
     data = array("i", token_ids[begin:end]).tobytes()
-    parent = hashes[-1] if hashes else root_hash(salt=salt)
+    parent = hashes[-1] if hashes else root
     step = 4 * block_size
     for offset in range(0, len(data), step):
         parent = next_hash(parent, data[offset : offset + step])
         hashes.append(parent)
 
 
-def prefix_hashes(token_ids: list[int], block_size: int, salt: str) -> list[bytes]:
+def prefix_hashes(token_ids: list[int], block_size: int, root: bytes) -> list[bytes]:
     """Those of all full blocks of `token_ids`."""
     hashes: list[bytes] = []
-    extend_hashes(hashes, token_ids, block_size, salt)
+    extend_hashes(hashes, token_ids, block_size, root)
     return hashes
 
 

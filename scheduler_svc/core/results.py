@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from scheduler_svc.core.plan import LogprobColumn, Result
-from scheduler_svc.core.prefix import extend_hashes
 from scheduler_svc.core.sequence import EndReason, Sequence, State, TokenLogprobs
 from scheduler_svc.core.state import CoreState, InFlight
 
@@ -63,9 +62,12 @@ class Results:
         self._state.counters.generated_tokens += len(rows)
         self._publish_outputs(rows, sequences)
         at_end = (columns.end_ids[rows] == tokens[:, None]).any(axis=1)
-        ended = [sequences[i] for i in np.flatnonzero(at_end | (num_tokens >= columns.max_total[rows])).tolist()]
+        leaving = np.flatnonzero(at_end | (num_tokens >= columns.max_total[rows])).tolist()
+        ended = [sequences[i] for i in leaving if at_end[i] or len(sequences[i].token_ids) >= sequences[i].max_total]
         for sequence in ended:
             self._finish(sequence)
+        for sequence in [sequences[i] for i in reversed(leaving) if sequences[i].state is State.RUNNING]:
+            self._state.preempt(sequence)  # with one token more all its keys are others: it starts anew
         return Applied(list(sequences), ended)
 
     def _append_irregular(
@@ -106,9 +108,8 @@ class Results:
         columns.num_published[rows[full]] = indices + 1
         chosen = np.flatnonzero(full).tolist()
         for i, index, block in zip(chosen, indices.tolist(), blocks.tolist(), strict=True):
-            hashes = sequences[i].block_hashes
-            extend_hashes(hashes, sequences[i].token_ids, block_size, sequences[i].cache_salt)
-            self._state.cache.publish(block, hashes[index])
+            self._state.extend_hashes(sequences[i])
+            self._state.cache.publish(block, sequences[i].block_hashes[index])
 
     def _finish(self, sequence: Sequence) -> None:
         """The sequence has got its last token."""

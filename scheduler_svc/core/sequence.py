@@ -62,6 +62,7 @@ class Sequence:
     max_total: int = 0  # most tokens, prompt included, under the present lease
     num_owed: int = 0  # while it waits: tokens that were planned before it lost its row, and are not known yet
     alone: bool = False  # computed in steps of its own, until the engine has seen it get a token
+    stretched: bool = False  # its keys are those of a sequence longer than the lease's rope_switch_len
     num_cached: int | None = None  # prompt tokens found in the prefix cache at first admission
     logprobs: list["TokenLogprobs"] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks of token_ids, as far as computed

@@ -8,7 +8,7 @@ import numpy as np
 from scheduler_svc.core.admission import AdmissionQueue
 from scheduler_svc.core.columns import SequenceColumns
 from scheduler_svc.core.plan import Lease
-from scheduler_svc.core.prefix import PrefixCache, extend_hashes
+from scheduler_svc.core.prefix import PrefixCache, extend_hashes, root_hash
 from scheduler_svc.core.sequence import Sequence, State
 
 NO_LEASE = Lease(block_ids=[], row_ids=[], tokens_per_step=0, block_size=16, plans_in_flight=0)
@@ -108,6 +108,27 @@ class CoreState:
         sequence.max_total = length
         return len(sequence.token_ids) < length <= self.capacity_tokens
 
+    def stretch(self, sequence: Sequence) -> None:
+        """Note which keys the sequence has if it starts with the tokens that it has now."""
+        stretched = 0 < self.lease.rope_switch_len < len(sequence.token_ids)
+        if stretched != sequence.stretched:
+            sequence.stretched = stretched
+            sequence.block_hashes.clear()
+
+    def bound_in_row(self, sequence: Sequence) -> int:
+        """Most tokens of the sequence before it ends, or must start anew because all its keys change."""
+        switch = self.lease.rope_switch_len
+        return min(sequence.max_total, switch + 1) if switch and not sequence.stretched else sequence.max_total
+
+    def cache_root(self, sequence: Sequence) -> bytes:
+        """H_0 of the sequence's block hashes: only blocks of equal salt and of equal keys are ever shared."""
+        return root_hash(salt=sequence.cache_salt, keys="stretched" if sequence.stretched else "")
+
+    def extend_hashes(self, sequence: Sequence) -> None:
+        """Hash the full blocks of the sequence that are not hashed yet."""
+        root = b"" if sequence.block_hashes else self.cache_root(sequence)
+        extend_hashes(sequence.block_hashes, sequence.token_ids, self.lease.block_size, root)
+
     def rows_of_step(self) -> np.ndarray:
         """Rows that the next step may compute, in order of admission: all that run, or the one that must be alone."""
         alone = self.running_alone
@@ -148,7 +169,7 @@ class CoreState:
         end = min(num_computed, int(columns.num_tokens[row])) // self.lease.block_size
         if begin >= end:
             return
-        extend_hashes(sequence.block_hashes, sequence.token_ids, self.lease.block_size, sequence.cache_salt)
+        self.extend_hashes(sequence)
         for i, block in enumerate(columns.block_table[row, begin:end].tolist(), begin):
             self.cache.publish(block, sequence.block_hashes[i])
         columns.num_published[row] = end

@@ -21,11 +21,13 @@ def continuation(prompt: list[int], end_ids: tuple[int, ...], max_total: int) ->
 
 
 class PlainExecutor:
-    """KV memory is a dict from slot to (position, token): reading a slot that holds another position is an error."""
+    """KV memory is a dict from slot to (position, kind of key, token): reading a slot that holds another position, or a
+    key of the other kind, is an error."""
 
     def __init__(self, lease: Lease) -> None:
         self.block_size = lease.block_size
-        self.slots: dict[int, tuple[int, int]] = {}
+        self.rope_switch_len = lease.rope_switch_len
+        self.slots: dict[int, tuple[int, bool, int]] = {}
         self.rows: dict[int, dict] = {}
         self.step = 0
 
@@ -40,6 +42,7 @@ class PlainExecutor:
                 "known": list(start.token_ids),
                 "computed": start.num_computed,
                 "table": list(start.blocks),
+                "stretched": 0 < self.rope_switch_len < len(start.token_ids),
             }
         for row, block in zip(plan.appended_rows.tolist(), plan.appended_blocks.tolist(), strict=True):
             self.rows[row]["table"].append(block)
@@ -51,15 +54,18 @@ class PlainExecutor:
 
     def _write(self, row: dict, count: int) -> None:
         for position in range(row["computed"], row["computed"] + count):
-            self.slots[self._slot(row, position)] = (position, row["known"][position])
+            self.slots[self._slot(row, position)] = (position, row["stretched"], row["known"][position])
         row["computed"] += count
+        if self.rope_switch_len and not row["stretched"]:
+            assert row["computed"] <= self.rope_switch_len, "a row outgrows its keys"
 
     def _sample(self, row: dict) -> int:
         assert row["computed"] == len(row["known"]), "a row samples only when it has caught up"
         context = []
         for position in range(row["computed"]):
-            at, token = self.slots[self._slot(row, position)]
+            at, stretched, token = self.slots[self._slot(row, position)]
             assert at == position, "a block holds another prefix than its table says"
+            assert stretched == row["stretched"], "a block holds keys that were turned for another length"
             context.append(token)
         row["known"].append(next_token(context))
         return row["known"][-1]

@@ -40,12 +40,17 @@ class Core(RuleBasedStateMachine):
         budget=st.integers(1, 40),
         block_size=st.sampled_from([1, 4, 16]),
         max_model_len=st.sampled_from([40, 1000]),
+        rope_switch_len=st.sampled_from([0, 0, 8, 21]),
     )
-    def attach(self, num_blocks: int, num_rows: int, budget: int, block_size: int, max_model_len: int) -> None:
+    def attach(
+        self, num_blocks: int, num_rows: int, budget: int, block_size: int, max_model_len: int, rope_switch_len: int
+    ) -> None:
         # Ids as a lease may have them: without order, never 0.
         blocks, rows = list(range(3 * num_blocks, 0, -3)), list(range(num_rows, 0, -1))
         self.block_size = block_size
-        self.lease = Lease(blocks, rows, budget, block_size, max_model_len=max_model_len)
+        self.lease = Lease(
+            blocks, rows, budget, block_size, max_model_len=max_model_len, rope_switch_len=rope_switch_len
+        )
         hopeless = self.scheduler.attach(self.lease)
         assert all(s.state is State.ENDED for s in hopeless)
         assert not any(self.scheduler.state.bound(s) for s in hopeless)
@@ -149,7 +154,7 @@ class Core(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Everything that is still wanted ends, in a bounded number of steps, and leaves no block behind."""
         if not self.attached:
-            self.attach(30, 4, 40, 4, 1000)
+            self.attach(30, 4, 40, 4, 1000, 0)
         for _ in range(1000 + 600 * len(self.sequences)):
             while len(self.waiting_plans) < 2 and (plan := self.scheduler.plan()) is not None:
                 self.waiting_plans.append(plan)
