@@ -11,11 +11,10 @@ class SequenceColumns:
     """What plan() and apply() need of each running sequence. Only the scheduler writes here.
 
     Of the sequence in a row, `num_tokens` are known (prompt and output) and `in_flight` more are planned to be sampled;
-    `max_total` is the
-    most tokens before it must leave; the K/V of its first `num_computed` positions is written once all plans sent so far
-    have run; `num_published` blocks
-    were offered to the prefix cache; `end_ids` is padded with NO_TOKEN. `tenancy` is a number that no two tenancies of
-    a row share, 0 while the row is free; it grows with the order of admission.
+    at `max_total` of them it leaves; the K/V of its first `num_computed` positions is written once all plans sent
+    so far have run; `num_published` blocks were offered to the prefix cache; `end_ids` is padded with NO_TOKEN.
+    `tenancy` is a number that no two tenancies of a row share, 0 while the row is free; it grows with the order of
+    admission.
     """
 
     def __init__(self, row_ids: list[int], block_size: int) -> None:

@@ -47,6 +47,7 @@ def decode_lease(attached: pb.Attached) -> Lease:
         plans_in_flight=attached.lease.plans_in_flight,
         max_model_len=attached.model.max_model_len,
         vocab_size=attached.model.vocab_size,
+        rope_switch_len=attached.model.rope_switch_len,
     )
     _check_ids("block_ids", lease.block_ids, 1, MAX_BLOCK_ID)
     _check_ids("row_ids", lease.row_ids, 0, MAX_ROW_ID)
