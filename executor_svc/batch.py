@@ -52,6 +52,10 @@ class ResidentBatch:
         return self._limits.max_model_len
 
     @property
+    def rope_switch_len(self) -> int:
+        return self._limits.rope_switch_len
+
+    @property
     def live(self) -> NDArray[np.bool_]:
         return self._state[_LIVE].astype(np.bool_)
 
@@ -266,6 +270,7 @@ class ResidentBatch:
             dead=live == 0,
             first=first,
             end=first + tokens,
+            known=known,
             exist=exist,
             slots=blocks * self.block_size,
         )

@@ -45,6 +45,11 @@ class DecodeRun:
         self._tables = np.pad(step.block_tables, ((0, 0), (0, _SPARE_ENTRIES)))
         # A token that is sampled takes one more position.
         self._most = min(batch.max_model_len - 1, self._tables.shape[1] * batch.block_size)
+        is_short = batch.num_known.take(step.rows) <= batch.rope_switch_len
+        if is_short.any():
+            # Those rows may not pass that length; all rows get on together.
+            room = batch.rope_switch_len - int(step.context_lens[is_short].max())
+            self._most = min(self._most, self._longest + room)
         self._scheduled_rows = step.rows.tobytes()
         self._scheduled_tokens = np.ones(num_rows, np.int32).tobytes()
         self._scheduled_samples = b"\1" * num_rows

@@ -24,6 +24,7 @@ class Limits:
     vocab_size: int
     max_model_len: int
     block_size: int
+    rope_switch_len: int = 0  # as in ModelFacts
 
     @property
     def blocks_per_row(self) -> int:

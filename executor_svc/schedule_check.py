@@ -14,7 +14,8 @@ from executor_svc.step import Int32s
 class Schedule:
     """Columns over the scheduled rows; `tokens` add up to no more than the lease has.
 
-    A row computes positions `first` to `end` (exclusive) of the `exist` tokens that it has, in `slots` slots.
+    A row computes positions `first` to `end` (exclusive) of the `exist` tokens that it has, `known` of them from its
+    start on, in `slots` slots.
     """
 
     rows: Int32s
@@ -25,6 +26,7 @@ class Schedule:
     dead: NDArray[np.bool_]
     first: Int32s
     end: Int32s
+    known: Int32s
     exist: Int32s
     slots: Int32s
 
@@ -35,10 +37,13 @@ class Schedule:
         broken |= (self.end > self.exist) | (self.end > self.slots)
         # A token that is sampled takes one more position.
         broken |= (self.samples & (self.end < self.exist)) | (self.exist + self.samples > longest)
+        switch = limits.rope_switch_len
+        if switch:
+            broken |= (self.known <= switch) & (self.end > switch)
         if broken.any():
-            self._refuse(int(broken.argmax()), longest)
+            self._refuse(int(broken.argmax()), longest, switch)
 
-    def _refuse(self, at: int, longest: int) -> None:
+    def _refuse(self, at: int, longest: int, switch: int) -> None:
         row, tokens, end, exist = self.rows[at], self.tokens[at], self.end[at], self.exist[at]
         if self.foreign[at]:
             raise PlanViolation("scheduled_rows", f"id {row}", "is not in this session's lease")
@@ -51,6 +56,10 @@ class Schedule:
         if end < exist and self.samples[at]:
             found = f"row {row} samples at position {end - 1}"
             raise PlanViolation("scheduled_samples", found, f"{exist} tokens exist: only the last may sample")
+        if switch and self.known[at] <= switch < end:
+            found = f"{tokens} for row {row}, from position {self.first[at]}"
+            limit = f"must end by {switch}: past that length keys change, and the row started with {self.known[at]} ids"
+            raise PlanViolation("scheduled_tokens", found, limit)
         most = min(exist, self.slots[at], longest - self.samples[at])
         found = f"{tokens} for row {row}, from position {self.first[at]}"
         limit = f"must end by {most}: {exist} tokens exist, {self.slots[at]} slots, model's length {longest}"

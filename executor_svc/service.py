@@ -43,7 +43,9 @@ class Service:
 
     def __init__(self, settings: ExecutorSettings, model: LoadedModel, router: Router, stop: StopFlag) -> None:
         ownership = Ownership(settings.max_rows, model.num_blocks)
-        limits = Limits(model.facts.vocab_size, model.facts.max_model_len, model.facts.block_size)
+        limits = Limits(
+            model.facts.vocab_size, model.facts.max_model_len, model.facts.block_size, model.facts.rope_switch_len
+        )
         self._model = model
         self._router = router
         self._stop = stop

@@ -13,8 +13,6 @@ from paged.v1 import executor_pb2
 log = structlog.get_logger(__name__)
 
 _MIB = 1 << 20
-# Rope types that turn keys differently once a sequence has outgrown the original length: cached ones would be wrong.
-_LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 
 
 def gather_facts(
@@ -56,10 +54,8 @@ def model_len(config: PreTrainedConfig, wanted: int | None) -> int:
     text = config.get_text_config()
     limits = {"max_position_embeddings": getattr(text, "max_position_embeddings", None)}
     for parameters in _rope_parameters(text):
-        if parameters.get("rope_type", parameters.get("type")) in _LENGTH_DEPENDENT_ROPE:
-            original = parameters.get("original_max_position_embeddings")
-            original = original or getattr(text, "original_max_position_embeddings", None)
-            limits["original_max_position_embeddings"] = original or limits["max_position_embeddings"]
+        if _ends_at_original_len(parameters):
+            limits["original_max_position_embeddings"] = _original_len(text, parameters)
     known = [limit for limit in limits.values() if limit]
     if not known and wanted is None:
         raise ModelRefused("the configuration names no longest sequence; set max_model_len")
@@ -76,14 +72,17 @@ def rope_switch_len(config: PreTrainedConfig, max_model_len: int) -> int:
     """
     text = config.get_text_config()
     lengths = {
-        parameters.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
+        _original_len(text, parameters) or 0
         for parameters in _rope_parameters(text)
-        if parameters.get("rope_type", parameters.get("type")) == "longrope"
+        if _rope_type(parameters) == "longrope" and not _ends_at_original_len(parameters)
     }
     if len(lengths) > 1:
-        raise ModelRefused(f"rope_parameters: layers switch their factors at different lengths ({lengths})")
-    length = lengths.pop() if lengths else None
-    return length if length is not None and length < max_model_len else 0
+        raise ModelRefused(
+            f"rope_parameters: layers change their factors at different lengths ({sorted(lengths)}); "
+            f"set max_model_len to {min(lengths)} or less"
+        )
+    length = lengths.pop() if lengths else 0
+    return length if length < max_model_len else 0
 
 
 def fingerprint(directory: Path, dtype: str) -> str:
@@ -106,6 +105,21 @@ def _rope_parameters(config: PreTrainedConfig) -> list[dict[str, Any]]:
     parameters = getattr(config, "rope_parameters", None) or {}
     nested = [value for value in parameters.values() if isinstance(value, dict)]
     return nested or [parameters]
+
+
+def _rope_type(parameters: dict[str, Any]) -> str:
+    return str(parameters.get("rope_type") or parameters.get("type") or "default")
+
+
+def _original_len(config: PreTrainedConfig, parameters: dict[str, Any]) -> int | None:
+    length: int | None = parameters.get("original_max_position_embeddings")
+    length = length or getattr(config, "original_max_position_embeddings", None)
+    return length or getattr(config, "max_position_embeddings", None)
+
+
+def _ends_at_original_len(parameters: dict[str, Any]) -> bool:
+    """Whether keys of longer sequences cannot be right: see `executor_svc.model.rotary`."""
+    return _rope_type(parameters) == "dynamic" or "short_mscale" in parameters
 
 
 def _ids(config: Any, name: str, num_ids: int) -> list[int]:

@@ -6,9 +6,9 @@ import structlog
 from transformers import PreTrainedModel
 
 from executor_svc.loaded import LoadedModel
-from executor_svc.model import attention, loading
+from executor_svc.model import attention, loading, rotary
 from executor_svc.model.bundle import make_bundle
-from executor_svc.model.facts import gather_facts, model_len, vocab_size
+from executor_svc.model.facts import gather_facts, model_len, rope_switch_len, vocab_size
 from executor_svc.model.memory import KVMemory, block_bytes, choose_num_blocks, fit_model_len, step_bytes, useful_blocks
 from executor_svc.model.proof import ProvenLayer, prove
 from executor_svc.model.runner import ModelRunner
@@ -41,6 +41,8 @@ def load(settings: ExecutorSettings) -> LoadedModel:
     )
     max_model_len = fit_model_len(max_model_len, num_blocks, settings.block_size)
     memory = KVMemory.allocate(layers, num_blocks, settings.block_size, device)
+    switch_len = rope_switch_len(model.config, max_model_len)
+    long_tokens = rotary.install(model, switch_len)
     kernels = backend(device)
     runner = ModelRunner(
         model,
@@ -49,6 +51,8 @@ def load(settings: ExecutorSettings) -> LoadedModel:
         kernels,
         vocab_size=num_ids,
         max_rows=settings.max_rows,
+        long_tokens=long_tokens,
+        rope_switch_len=switch_len,
     )
     facts = gather_facts(
         model,

@@ -2,11 +2,13 @@
 
 import inspect
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from executor_svc.model.attention import CurrentStep, StepTensors
 from executor_svc.model.memory import KVMemory
+from executor_svc.model.rotary import LongTokens
 from executor_svc.model.sampler import Sampler
 from executor_svc.step import Int32s, RowStart, Step, StepOutput
 from kernels import Backend
@@ -28,6 +30,8 @@ class ModelRunner:
         *,
         vocab_size: int,
         max_rows: int,
+        long_tokens: LongTokens,
+        rope_switch_len: int,
     ) -> None:
         self._model = model
         self._memory = memory
@@ -36,14 +40,20 @@ class ModelRunner:
         self._device = model.device
         self._last_tokens = torch.zeros(max_rows, dtype=torch.int64, device=self._device)
         self._sampler = Sampler(vocab_size, self._device)
+        self._long_tokens = long_tokens
+        self._rope_switch_len = rope_switch_len
+        self._is_long = np.zeros(max_rows, np.bool_)
         self._head_takes_positions = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def start_rows(self, starts: list[RowStart]) -> None:
         self._sampler.start_rows(starts)
+        for start in starts:
+            self._is_long[start.row] = len(start.token_ids) > self._rope_switch_len
 
     def fork_rows(self, parents: Int32s, children: Int32s, sampling: list[executor_pb2.RowSampling]) -> None:
         self._last_tokens[self._ids(children)] = self._last_tokens[self._ids(parents)]
         self._sampler.fork_rows(parents, children, sampling)
+        self._is_long[children] = self._is_long[parents]
 
     def end_rows(self, rows: Int32s) -> None:
         self._sampler.end_rows(rows)
@@ -61,6 +71,9 @@ class ModelRunner:
             if not len(step.rows):
                 return StepOutput(step.rows)
             self._current.tensors = self._to_device(step)
+            if self._rope_switch_len:
+                is_long = self._is_long[step.rows].repeat(np.diff(step.query_start))
+                self._long_tokens.flags = torch.from_numpy(is_long).to(self._device)
             try:
                 logits = self._forward(step)
             finally:

@@ -54,7 +54,13 @@ def schedule(plan: executor_pb2.StepPlan, *rows: tuple[int, int, bool]) -> execu
 
 
 def make_batch(
-    *, num_rows: int = 4, num_blocks: int = 12, block_size: int = 4, vocab_size: int = 100, max_model_len: int = 24
+    *,
+    num_rows: int = 4,
+    num_blocks: int = 12,
+    block_size: int = 4,
+    vocab_size: int = 100,
+    max_model_len: int = 24,
+    rope_switch_len: int = 0,
 ) -> tuple[ResidentBatch, Lease]:
     """A batch of which one session has all but the last row and the last two blocks; those are another session's."""
     ownership = Ownership(num_rows, num_blocks)
@@ -62,4 +68,4 @@ def make_batch(
     lease = Lease(blocks[1:-2], rows[:-1], tokens_per_step=16, plans_in_flight=2)
     ownership.lend(SESSION, lease)
     ownership.lend(OTHER_SESSION, Lease(blocks[-2:], rows[-1:], tokens_per_step=16, plans_in_flight=2))
-    return ResidentBatch(ownership, Limits(vocab_size, max_model_len, block_size)), lease
+    return ResidentBatch(ownership, Limits(vocab_size, max_model_len, block_size, rope_switch_len)), lease

@@ -21,9 +21,9 @@ HOSTILE_BLOCKS = {"the executor's": 0, "another session's": 58, "out of range": 
 class Pair:
     """The same plans given to an intake and, one by one, to a batch of their own."""
 
-    def __init__(self, *lengths: int) -> None:
-        self.batch, lease = make_batch(**SIZES)
-        self.plain, self.lease = make_batch(**SIZES)
+    def __init__(self, *lengths: int, **sizes: int) -> None:
+        self.batch, lease = make_batch(**SIZES | sizes)
+        self.plain, self.lease = make_batch(**SIZES | sizes)
         self.intake = Intake(self.batch, SESSION, lease)
         self.lengths = dict(enumerate(lengths))  # positions that are computed
         self.next_block = 1
@@ -111,6 +111,20 @@ def refuse(pair: Pair, plan: StepPlan) -> None:
     with pytest.raises(PlanViolation) as refused:
         pair.intake.take(plan)
     assert str(refused.value) == str(expected.value)
+    pair.check_rows()
+
+
+@pytest.mark.parametrize("lengths", [(3, 5, 8), (8, 13), (8, 30)])
+def test_a_row_that_started_short_does_not_pass_the_length_at_which_keys_change(lengths: tuple[int, ...]) -> None:
+    pair = Pair(*lengths, rope_switch_len=12)
+    assert all(pair.decode().decodes for _ in range(4))
+    refuse(pair, pair.decode_plan())
+
+
+def test_a_row_that_started_long_goes_on_past_the_length_at_which_keys_change() -> None:
+    pair = Pair(13, 20, rope_switch_len=12)
+    for _ in range(8):
+        pair.decode()
     pair.check_rows()
 
 
