@@ -6,6 +6,7 @@ has layers of its own.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import AttentionInterface
@@ -41,6 +42,7 @@ class PagedLayer:
     key_cache: torch.Tensor
     value_cache: torch.Tensor
     step: CurrentStep
+    window: int | None  # as proved: what a model says of it beside its mask may be left out
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: object) -> torch.Tensor:
         """q, k, v: `[num_tokens, heads, dim]`. Returns `[num_tokens, heads, value dim]`."""
@@ -64,11 +66,7 @@ def attend(
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: object,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: torch.Tensor | None = None,
-    **_: object,
+    **arguments: Any,
 ) -> tuple[torch.Tensor, None]:
     """The hook. query, key, value: `[1, heads, num_tokens, dim]`; returns `[1, num_tokens, heads, value dim]`.
 
@@ -76,16 +74,31 @@ def attend(
     which matters was proved when it was loaded (`executor_svc.model.proof`).
     """
     layer: PagedLayer = getattr(module, _ATTRIBUTE)
+    return attend_with(layer, query, key, value, **arguments), None
+
+
+def attend_with(
+    layer: PagedLayer,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **_: object,
+) -> torch.Tensor:
+    """What the hook does for `layer`; shapes as there."""
     attended = layer.attend(
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),
         scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        window=sliding_window,
+        window=layer.window,
         soft_cap=softcap,
         sinks=s_aux,
     )
-    return attended.unsqueeze(0), None
+    return attended.unsqueeze(0)
 
 
 def register() -> None:

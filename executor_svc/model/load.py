@@ -11,6 +11,7 @@ from executor_svc.model.bundle import make_bundle
 from executor_svc.model.facts import gather_facts, model_len, rope_switch_len, vocab_size
 from executor_svc.model.memory import KVMemory, block_bytes, choose_num_blocks, fit_model_len, step_bytes, useful_blocks
 from executor_svc.model.proof import ProvenLayer, prove
+from executor_svc.model.rehearsal import rehearse
 from executor_svc.model.runner import ModelRunner
 from executor_svc.model.warm_up import warm_up
 from executor_svc.settings import ExecutorSettings
@@ -28,7 +29,9 @@ def load(settings: ExecutorSettings) -> LoadedModel:
     tokenizer = loading.load_tokenizer(directory, trust_remote_code=trust)
     model = loading.load_model(directory, settings.dtype, device, trust_remote_code=trust)
     max_model_len = model_len(model.config, settings.max_model_len)
+    kernels = backend(device)
     layers = prove(model, max_model_len)
+    rehearse(model, layers, max_model_len, kernels)
     num_ids = vocab_size(model, tokenizer)
 
     num_blocks = choose_num_blocks(
@@ -43,7 +46,6 @@ def load(settings: ExecutorSettings) -> LoadedModel:
     memory = KVMemory.allocate(layers, num_blocks, settings.block_size, device)
     switch_len = rope_switch_len(model.config, max_model_len)
     long_tokens = rotary.install(model, switch_len)
-    kernels = backend(device)
     runner = ModelRunner(
         model,
         memory,
@@ -92,7 +94,7 @@ def _serve_with(
     model.set_attn_implementation(attention.ATTENTION_NAME)
     current = attention.CurrentStep()
     for layer, (key_cache, value_cache) in zip(layers, memory.layers, strict=True):
-        attention.attach(layer.module, attention.PagedLayer(kernels, key_cache, value_cache, current))
+        attention.attach(layer.module, attention.PagedLayer(kernels, key_cache, value_cache, current, layer.window))
     return current
 
 

@@ -5,23 +5,26 @@ our kernels do not know and that would change the result, would be served wrong 
 one whose tokens meet anywhere else than in attention (in a convolution, a recurrent state): tokens of different
 sequences lie side by side in a step. The hook gives zeros, so that in the second pass, of equal tokens at equal
 positions, whatever still differs from token to token comes from such a place, or from positions that are not ours.
+
+What these passes understand, `executor_svc.model.rehearsal` then checks by its results.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import PreTrainedModel
 
+from executor_svc.model import looking
+from executor_svc.model.looking import Heads
+from executor_svc.model.masks import MaskRule, keep_rule
+from executor_svc.model.own_positions import CountingLayers
 from executor_svc.model.refusal import ModelRefused
 
 PROOF_NAME = "paged_attention_proof"
-NUM_TOKENS = 5
-MAX_MASK_LENGTH = 1 << 16  # masks are compared up to this position
+NUM_TOKENS = 11  # no size that a model has
 # Between tokens that should be equal, of the largest value: what rounding may do.
 _SPREAD_ALLOWED = {torch.float32: 1e-4, torch.float16: 0.01, torch.bfloat16: 0.03}
-_ATTRIBUTE = "paged_proof"
 
 _HONOURED = {"scaling", "sliding_window", "softcap", "s_aux"}
 # Where the tokens are (which we know), and what else to return (which we do not ask for).
@@ -45,25 +48,7 @@ class ProvenLayer:
     key_dim: int
     value_dim: int
     dtype: torch.dtype
-
-
-@dataclass(frozen=True, slots=True)
-class _Mask:
-    """Stands where a mask would be: the rule by which transformers would have made it."""
-
-    allows: Callable[..., torch.Tensor]
-
-
-class _Look(Protocol):
-    """What a pass does with each call of the hook."""
-
-    def __call__(
-        self,
-        module: torch.nn.Module,
-        heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        mask: object,
-        arguments: dict[str, Any],
-    ) -> None: ...
+    window: int | None = None  # how many tokens a query sees, its own among them; None for all
 
 
 def prove(model: PreTrainedModel, max_model_len: int) -> list[ProvenLayer]:
@@ -72,17 +57,19 @@ def prove(model: PreTrainedModel, max_model_len: int) -> list[ProvenLayer]:
     Leaves the model with the proof's attention function; the caller sets the one to serve with.
     """
     if getattr(model, "_is_stateful", False):
-        raise ModelRefused(f"{type(model).__name__} keeps a state beside keys and values, which is not supported")
-    AttentionInterface.register(PROOF_NAME, _hook)
-    AttentionMaskInterface.register(PROOF_NAME, _describe_mask)
-    layers = _Layers(mask_length=min(max_model_len, MAX_MASK_LENGTH))
-    spread = _Spread()
+        raise ModelRefused(
+            f"{type(model).__name__} keeps a state beside keys and values (a recurrent or convolution state), "
+            "which is not supported"
+        )
+    looking.register(PROOF_NAME, keep_rule)
+    layers = _Layers(max_model_len)
     try:
-        model.set_attn_implementation(PROOF_NAME)
-        ascending = torch.arange(NUM_TOKENS, device=model.device)[None]
+        ascending = torch.arange(NUM_TOKENS, device=model.device).clamp_max(max_model_len - 1)
         _pass(model, layers, ascending)
         _check_calls(model, layers.found)
-        logits = _pass(model, spread, torch.ones_like(ascending))
+        with CountingLayers([layer.module for layer in layers.found], NUM_TOKENS) as counting:
+            spread = _Spread(counting)
+            logits = _pass(model, spread, torch.full_like(ascending, min(1, max_model_len - 1)))
     except ModelRefused:
         raise
     except Exception as error:
@@ -90,78 +77,59 @@ def prove(model: PreTrainedModel, max_model_len: int) -> list[ProvenLayer]:
         raise ModelRefused(
             f"{type(model).__name__} does not run with an attention function of ours: {type(error).__name__}: {error}"
         ) from error
+    if counting.found:
+        raise ModelRefused(
+            f"{type(counting.found[0]).__name__} counts the positions of its tokens by itself, which is wrong where "
+            "several sequences are computed together"
+        )
     spread.add("logits", logits)
     spread.check(type(model).__name__, model.dtype)
     return layers.found
 
 
-def _pass(model: PreTrainedModel, look: _Look, tokens: torch.Tensor) -> torch.Tensor:
-    """`tokens` `[1, NUM_TOKENS]` are ids and positions at once. Returns logits `[NUM_TOKENS, vocab]`."""
-    modules = list(model.modules())
-    for module in modules:
-        setattr(module, _ATTRIBUTE, look)
-    try:
-        with torch.inference_mode():
-            logits: torch.Tensor = model(input_ids=tokens, position_ids=tokens, use_cache=False).logits[0]
-            return logits
-    finally:
-        for module in modules:
-            delattr(module, _ATTRIBUTE)
+def _pass(model: PreTrainedModel, look: looking.Look, tokens: torch.Tensor) -> torch.Tensor:
+    """`tokens` `[NUM_TOKENS]` are ids and positions at once."""
+    return looking.forward(model, PROOF_NAME, look, tokens, position_ids=tokens[None])
 
 
-def _hook(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: object,
-    **arguments: Any,
-) -> tuple[torch.Tensor, None]:
-    getattr(module, _ATTRIBUTE)(module, (query, key, value), attention_mask, arguments)
-    return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
+def _zeros(query: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
 
 
 class _Layers:
     """The first pass: who calls, with which heads, mask and arguments."""
 
-    def __init__(self, mask_length: int) -> None:
-        self._mask_length = mask_length
+    def __init__(self, max_model_len: int) -> None:
+        self._max_model_len = max_model_len
         self.found: list[ProvenLayer] = []
 
-    def __call__(
-        self,
-        module: torch.nn.Module,
-        heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        mask: object,
-        arguments: dict[str, Any],
-    ) -> None:
-        name, (_, key, value) = type(module).__name__, heads
+    def __call__(self, module: torch.nn.Module, heads: Heads, mask: object, arguments: dict[str, Any]) -> torch.Tensor:
+        name, (query, key, value) = type(module).__name__, heads
         _check_arguments(name, arguments)
         if getattr(module, "is_causal", True) is False:
             raise ModelRefused(f"{name} attends to later tokens; only causal attention can be served")
         _check_heads(name, *heads)
-        if isinstance(mask, _Mask):
-            _check_mask(name, mask, arguments.get("sliding_window"), self._mask_length, key.device)
+        window = arguments.get("sliding_window")
+        if isinstance(mask, MaskRule):
+            window = mask.window(name, window, self._max_model_len, key.device)
         elif mask is not None:
             raise ModelRefused(f"{name} passes a mask of its own making ({type(mask).__name__})")
-        self.found.append(ProvenLayer(module, key.shape[1], key.shape[3], value.shape[3], key.dtype))
+        self.found.append(ProvenLayer(module, key.shape[1], key.shape[3], value.shape[3], key.dtype, window))
+        return _zeros(query, value)
 
 
 class _Spread:
     """The second pass: how far tokens that should be equal are apart."""
 
-    def __init__(self) -> None:
+    def __init__(self, counting: CountingLayers) -> None:
+        self._counting = counting
         self._most, self._where = 0.0, ""
 
-    def __call__(
-        self,
-        module: torch.nn.Module,
-        heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        mask: object,
-        arguments: dict[str, Any],
-    ) -> None:
+    def __call__(self, module: torch.nn.Module, heads: Heads, mask: object, arguments: dict[str, Any]) -> torch.Tensor:
+        self._counting.attending()
         for name, tensor in zip(("queries", "keys", "values"), heads, strict=True):
             self.add(f"{name} of {type(module).__name__}", tensor[0].transpose(0, 1))
+        return _zeros(heads[0], heads[2])
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
         """tensor: `[NUM_TOKENS, ...]`."""
@@ -186,10 +154,6 @@ def _check_heads(name: str, query: torch.Tensor, key: torch.Tensor, value: torch
         raise ModelRefused(f"{name} passes heads that do not fit together: {shapes}")
 
 
-def _describe_mask(*, mask_function: Callable[..., torch.Tensor], **_: object) -> _Mask:
-    return _Mask(mask_function)
-
-
 def _check_arguments(name: str, arguments: dict[str, Any]) -> None:
     for argument, value in arguments.items():
         known = argument in _HONOURED or argument in _HARMLESS
@@ -197,25 +161,18 @@ def _check_arguments(name: str, arguments: dict[str, Any]) -> None:
             raise ModelRefused(f"{name} passes {argument}={value!r} to its attention function, which is not understood")
 
 
-def _check_mask(name: str, mask: _Mask, window: int | None, length: int, device: torch.device) -> None:
-    """Compare the mask that transformers would make with what our kernels make of the window, at telling queries."""
-    near = {0, 1, 2, NUM_TOKENS, length - 1} | {1 << bit for bit in range(length.bit_length())}
-    near |= {(window or 0) * times + shift for times in (1, 2) for shift in (-1, 0, 1)}
-    queries = torch.tensor(sorted(q for q in near if 0 <= q < length), device=device)[:, None]
-    keys = torch.arange(length, device=device)[None]
-    zero = torch.zeros((), dtype=torch.int64, device=device)
-    expected = keys <= queries
-    if window is not None:
-        expected = expected & (keys > queries - window)
-    if not torch.equal(mask.allows(zero, zero, queries, keys).expand_as(expected), expected):
-        raise ModelRefused(f"{name} has an attention mask that is not a causal one with a window of {window}")
-
-
 def _check_calls(model: PreTrainedModel, layers: list[ProvenLayer]) -> None:
-    num_layers = model.config.get_text_config().num_hidden_layers
-    num_modules = len({id(layer.module) for layer in layers})
-    if len(layers) != num_layers or num_modules != num_layers:
+    name, num_layers = type(model).__name__, model.config.get_text_config().num_hidden_layers
+    num_modules = len({layer.module for layer in layers})
+    if not layers:
+        raise ModelRefused(f"{name} has an attention of its own, which cannot be replaced by ours")
+    if num_modules < len(layers):
         raise ModelRefused(
-            f"{type(model).__name__} has {num_layers} layers, but the attention function was called {len(layers)} "
-            f"times by {num_modules} of them; only models that call it once a layer can be served"
+            f"{name} attends more than once in a layer ({len(layers)} times in {num_modules} layers), "
+            "which takes more keys and values than there is memory for"
+        )
+    if num_modules != num_layers:
+        raise ModelRefused(
+            f"{name} has {num_layers} layers, of which {num_modules} attend; the others mix tokens in another way "
+            "(a recurrent state, a convolution)"
         )

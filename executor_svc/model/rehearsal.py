@@ -1,0 +1,176 @@
+"""Rehearses serving at load: two short sequences, packed and in parts, must give what the model gives by itself.
+
+The model first computes each sequence alone, in one piece, with its own attention. Then the same tokens go through
+ours over a small KV memory, both sequences side by side, in steps that hold beginnings, middles and single tokens.
+Each layer's queries, keys, values and attention are compared, and the logits at the end. Whatever a model does that
+serving does not know of shows here without being understood: a scale, a bias, positions of its own counting, tokens
+that meet their neighbours.
+
+Each layer hands on what the first pass attended to, so that rounding does not grow from layer to layer and a
+difference is found where it arises. It costs five forward passes of at most 20 tokens, each about as long as reading
+the weights once.
+"""
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.masking_utils import eager_mask
+
+from executor_svc.model import attention, looking
+from executor_svc.model.looking import Heads
+from executor_svc.model.proof import ProvenLayer
+from executor_svc.model.refusal import ModelRefused
+from kernels import Backend
+
+OWN_NAME, PACKED_NAME = "paged_attention_own", "paged_attention_packed"
+BLOCK_SIZE = 16
+# Two sequences, each in three parts; most tokens lie neither at a sequence's nor at a step's beginning.
+PARTS = ((6, 12, 1), (2, 3, 1))
+BLOCKS = ((4, 2), (3, 1))  # so that no place is what a position is
+NUM_BLOCKS = 5
+# How far a token's vector may be off, as a share of its length. With fp32 weights that holds for each token.
+# Otherwise rounding may send a token to another expert, and it holds for the median token.
+_ALLOWED = {torch.float32: 1e-3, torch.float16: 0.01, torch.bfloat16: 0.03}
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Tokens `first : first + count` of a sequence: one row of a step."""
+
+    sequence: int
+    first: int
+    count: int
+
+
+def rehearse(model: PreTrainedModel, layers: list[ProvenLayer], max_model_len: int, backend: Backend) -> None:
+    """Raises ModelRefused where serving would differ from what the model gives by itself.
+
+    Leaves the model with the rehearsal's attention function; the caller sets the one to serve with.
+    """
+    looking.register(OWN_NAME, eager_mask)
+    looking.register(PACKED_NAME)
+    vocab_size, drawn = model.config.get_text_config().vocab_size, torch.Generator().manual_seed(0)
+    lengths = [min(sum(parts), max_model_len) for parts in PARTS]
+    sequences = [torch.randint(vocab_size, (length,), generator=drawn).to(model.device) for length in lengths]
+    try:
+        own = [_Own() for _ in sequences]
+        own_logits = [looking.forward(model, OWN_NAME, *pair) for pair in zip(own, sequences, strict=True)]
+        packed = _Packed(layers, own, backend, model.device)
+        for parts in _steps(lengths):
+            packed.begin(parts)
+            tokens = torch.cat([sequences[part.sequence][_span(part)] for part in parts])
+            logits = looking.forward(model, PACKED_NAME, packed, tokens, position_ids=packed.positions[None])
+            packed.compare("logits", logits, torch.cat([own_logits[part.sequence][_span(part)] for part in parts]))
+    except ModelRefused:
+        raise
+    except Exception as error:
+        # Whatever the model's own code raises means the same.
+        raise ModelRefused(
+            f"{type(model).__name__} does not run as it would be served: {type(error).__name__}: {error}"
+        ) from error
+    packed.check(model)
+
+
+def _steps(lengths: list[int]) -> list[list[_Part]]:
+    steps, done = [], [0] * len(lengths)
+    for counts in zip(*PARTS, strict=True):
+        parts = [_Part(i, done[i], min(count, lengths[i] - done[i])) for i, count in enumerate(counts)]
+        done = [part.first + part.count for part in parts]
+        steps.append([part for part in parts if part.count])
+    return [parts for parts in steps if parts]
+
+
+def _span(part: _Part) -> slice:
+    return slice(part.first, part.first + part.count)
+
+
+class _Own:
+    """A sequence alone, in one piece, with the model's own attention: keeps what each layer computed."""
+
+    def __init__(self) -> None:
+        self.heads: dict[torch.nn.Module, Heads] = {}
+        self.attended: dict[torch.nn.Module, torch.Tensor] = {}
+
+    def __call__(self, module: torch.nn.Module, heads: Heads, mask: object, arguments: dict[str, Any]) -> torch.Tensor:
+        # The eager function of the file that the layer's code is from: what it runs when it is told no other.
+        code = inspect.unwrap(type(module).forward)
+        eager = code.__globals__.get("eager_attention_forward") or AttentionInterface()["sdpa"]
+        self.heads[module] = heads
+        self.attended[module], _ = eager(module, *heads, mask, **arguments)
+        return self.attended[module]
+
+
+class _Packed:
+    """The steps of all sequences together with our attention. Compares, and hands on what it should have computed."""
+
+    def __init__(self, layers: list[ProvenLayer], own: list[_Own], backend: Backend, device: torch.device) -> None:
+        self._device = device
+        self._own, self._current = own, attention.CurrentStep()
+        self._parts: list[_Part] = []
+        self._errors: dict[str, list[torch.Tensor]] = {}
+        self._order = {layer.module: number for number, layer in enumerate(layers)}
+        self._layers = {layer.module: _scratch(layer, backend, self._current, device) for layer in layers}
+
+    def begin(self, parts: list[_Part]) -> None:
+        device = self._device
+        positions = [torch.arange(part.first, part.first + part.count, device=device) for part in parts]
+        tables = torch.tensor([BLOCKS[part.sequence] for part in parts], dtype=torch.int32, device=device)
+        slots = [
+            table[at // BLOCK_SIZE].long() * BLOCK_SIZE + at % BLOCK_SIZE
+            for table, at in zip(tables, positions, strict=True)
+        ]
+        starts, contexts = [0], []
+        for part in parts:
+            starts.append(starts[-1] + part.count)
+            contexts.append(part.first + part.count)
+        self.positions = torch.cat(positions)
+        self._parts = parts
+        self._current.tensors = attention.StepTensors(
+            slots=torch.cat(slots),
+            block_tables=tables,
+            query_start=torch.tensor(starts, dtype=torch.int32, device=device),
+            context_lens=torch.tensor(contexts, dtype=torch.int32, device=device),
+        )
+
+    def __call__(self, module: torch.nn.Module, heads: Heads, mask: object, arguments: dict[str, Any]) -> torch.Tensor:
+        layer = self._layers[module]
+        where = f"of layer {self._order[module]} ({type(module).__name__})"
+        for i, name in enumerate(("queries", "keys", "values")):
+            own = [self._own[part.sequence].heads[module][i][0, :, _span(part)] for part in self._parts]
+            self.compare(f"{name} {where}", heads[i][0].transpose(0, 1), torch.cat(own, 1).transpose(0, 1))
+        attended = attention.attend_with(layer, *heads, **arguments)
+        own = [self._own[part.sequence].attended[module][:, _span(part)] for part in self._parts]
+        self.compare(f"attention {where}", attended[0], torch.cat(own, 1)[0])
+        return torch.cat(own, 1)
+
+    def compare(self, name: str, served: torch.Tensor, own: torch.Tensor) -> None:
+        """Both `[tokens, ...]`."""
+        served, own = served.float().flatten(1), own.float().flatten(1)
+        length = own.norm(dim=1)
+        off = (served - own).norm(dim=1) / (length + 1e-3 * length.amax() + 1e-30)
+        self._errors.setdefault(name, []).append(off)
+
+    def check(self, model: PreTrainedModel) -> None:
+        exact = model.dtype == torch.float32 and getattr(model.config, "quantization_config", None) is None
+        allowed = _ALLOWED[model.dtype if exact or model.dtype != torch.float32 else torch.bfloat16]
+        for name, errors in self._errors.items():
+            every = torch.cat(errors)
+            off = float(every.amax() if exact else every.quantile(0.5))
+            if not off <= allowed:  # NaN counts as more
+                raise ModelRefused(
+                    f"{type(model).__name__} would be served wrong: the {name} differ by {off:.2g} from what it "
+                    f"computes by itself, of which {allowed:g} are rounding; it does something that serving does not"
+                )
+
+
+def _scratch(
+    layer: ProvenLayer, backend: Backend, current: attention.CurrentStep, device: torch.device
+) -> attention.PagedLayer:
+    def cache(dim: int) -> torch.Tensor:
+        shape = (NUM_BLOCKS, BLOCK_SIZE, layer.num_kv_heads, dim)
+        return torch.full(shape, torch.nan, dtype=layer.dtype, device=device)
+
+    return attention.PagedLayer(backend, cache(layer.key_dim), cache(layer.value_dim), current, layer.window)

@@ -1,0 +1,194 @@
+"""What cannot be served right is refused when it is loaded, with a reason that a user understands."""
+
+import pytest
+import torch
+import transformers
+from transformers.models.llama.modeling_llama import LlamaAttention
+from transformers.models.mistral.modeling_mistral import MistralAttention
+
+from executor_svc.model.proof import prove
+from executor_svc.model.refusal import ModelRefused
+from executor_svc.model.rehearsal import rehearse
+from kernels import backend
+from tests.model.conftest import MAX_ROWS, Model, random_ids
+from tests.model.driver import Driver
+from tests.model.test_margin import NUM_OUTPUTS, assert_margin, greedy
+from tests.tiny_models import TINY_DECODER, WINDOW, save_model
+
+MAX_MODEL_LEN = 256
+
+
+def random_model(config, dtype=torch.float32):
+    torch.manual_seed(0)
+    return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+
+
+def tiny_llama(dtype=torch.float32):
+    return random_model(transformers.LlamaConfig(**TINY_DECODER), dtype)
+
+
+def understand(model, max_model_len=MAX_MODEL_LEN):
+    layers = prove(model, max_model_len)
+    rehearse(model, layers, max_model_len, backend(model.device))
+    return layers
+
+
+def refusal(config) -> str:
+    with pytest.raises(ModelRefused) as error:
+        understand(random_model(config))
+    return str(error.value)
+
+
+def test_a_model_that_never_calls_the_hook_is_refused():
+    config = transformers.BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=2)
+    assert "an attention of its own" in refusal(config)
+
+
+def test_a_model_with_a_recurrent_state_is_refused():
+    assert "state beside keys and values" in refusal(transformers.FalconH1Config(**TINY_DECODER))
+
+
+def test_tokens_that_meet_outside_of_attention_are_found_whatever_the_model_says_of_itself(monkeypatch):
+    monkeypatch.setattr(transformers.FalconH1ForCausalLM, "_is_stateful", False)
+    assert "mixes tokens outside of attention" in refusal(transformers.FalconH1Config(**TINY_DECODER))
+
+
+def test_a_mask_that_no_window_describes_is_refused():
+    config = transformers.Llama4TextConfig(
+        **TINY_DECODER, head_dim=16, attention_chunk_size=16, num_local_experts=2, intermediate_size_mlp=64
+    )
+    assert "mask that is not a causal one" in refusal(config)
+
+
+def test_attention_to_later_tokens_is_refused():
+    config = transformers.Gemma3TextConfig(**TINY_DECODER, head_dim=16, use_bidirectional_attention=True)
+    assert "attends to later tokens" in refusal(config)
+
+
+class Meddled(LlamaAttention):
+    """A layer that passes one more argument to its attention function."""
+
+    extra: dict = {}  # noqa: RUF012
+
+    def forward(self, *arguments, **options):
+        return super().forward(*arguments, **options, **self.extra)
+
+
+@pytest.mark.parametrize(
+    "extra", [{"position_bias": torch.ones(1)}, {"is_causal": False}, {"dropout_mask": 1}, {"output_attentions": True}]
+)
+def test_arguments_that_are_not_understood_are_refused_by_name(extra):
+    model = tiny_llama()
+    for layer in model.model.layers:
+        layer.self_attn.__class__ = Meddled
+        layer.self_attn.extra = extra
+    with pytest.raises(ModelRefused, match=f"passes {next(iter(extra))}="):
+        prove(model, 256)
+
+
+def test_a_model_that_makes_its_own_positions_is_refused(monkeypatch):
+    model = tiny_llama()
+    rotary = model.model.rotary_emb.forward
+    counted = torch.arange(11)[None]
+    monkeypatch.setattr(model.model.rotary_emb, "forward", lambda x, position_ids: rotary(x, counted))
+    with pytest.raises(ModelRefused, match="does not take its positions from position_ids"):
+        prove(model, 256)
+
+
+def test_a_window_that_only_the_mask_knows_is_kept(monkeypatch, tmp_path):
+    original = MistralAttention.forward
+
+    def without_window(self, *arguments, **options):
+        config, self.config = self.config, transformers.MistralConfig(sliding_window=None)
+        self.config._attn_implementation = config._attn_implementation
+        try:
+            return original(self, *arguments, **options)
+        finally:
+            self.config = config
+
+    monkeypatch.setattr(MistralAttention, "forward", without_window)
+    config = transformers.MistralConfig(**TINY_DECODER, sliding_window=WINDOW)
+    assert [layer.window for layer in prove(random_model(config), MAX_MODEL_LEN)] == [WINDOW] * 2
+    model, sequence = Model(save_model(tmp_path, config)), greedy(random_ids(1, 3 * WINDOW))
+    Driver(model.loaded, MAX_ROWS).generate([sequence], NUM_OUTPUTS, chunk=5)
+    assert_margin(model, sequence)
+
+
+def test_a_window_as_long_as_the_longest_sequence_is_none():
+    config = transformers.MistralConfig(**TINY_DECODER, sliding_window=MAX_MODEL_LEN)
+    layers = prove(random_model(config), MAX_MODEL_LEN)
+    assert all(layer.window in (None, MAX_MODEL_LEN) for layer in layers)
+
+
+def test_a_layer_that_attends_twice_is_refused():
+    config = transformers.DiffLlamaConfig(**TINY_DECODER)
+    assert "attends more than once in a layer (4 times in 2 layers)" in refusal(config)
+
+
+def test_attention_to_chosen_tokens_is_refused():
+    assert "changes its attention mask by itself" in refusal(transformers.DogeConfig(**TINY_DECODER))
+
+
+def test_positions_that_a_layer_counts_are_found_where_they_would_not_show():
+    config = transformers.Llama4TextConfig(
+        **TINY_DECODER, head_dim=16, attention_chunk_size=4 * MAX_MODEL_LEN, num_local_experts=2,
+        intermediate_size_mlp=64, no_rope_layers=[1, 0], floor_scale=MAX_MODEL_LEN, attn_temperature_tuning=True,
+    )  # fmt: skip
+    assert "counts the positions of its tokens by itself" in refusal(config)
+
+
+def meddle(monkeypatch, meddle):
+    """Each attention layer computes with `meddle` of its hidden states, as the model by itself does."""
+    original = LlamaAttention.forward
+
+    def forward(self, hidden_states, *arguments, **options):
+        return original(self, meddle(hidden_states), *arguments, **options)
+
+    monkeypatch.setattr(LlamaAttention, "forward", forward)
+
+
+MEDDLING = {
+    "a scale by the number of tokens": lambda hidden: hidden * hidden.shape[1] ** 0.5,
+    "statistics of all tokens": lambda hidden: hidden / hidden.std(1, keepdim=True).clamp_min(0.1),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", MEDDLING)
+def test_what_depends_on_the_other_tokens_of_a_step_is_found_by_rehearsing(monkeypatch, kind, dtype):
+    understand(tiny_llama(dtype))
+    meddle(monkeypatch, MEDDLING[kind])
+    with pytest.raises(ModelRefused, match="would be served wrong"):
+        understand(tiny_llama(dtype))
+
+
+def test_room_for_a_limited_number_of_tokens_is_found_by_rehearsing(monkeypatch):
+    meddle(monkeypatch, lambda hidden: hidden * (torch.ones(hidden.shape[1]).cumsum(0) <= 13)[:, None])
+    with pytest.raises(ModelRefused, match="would be served wrong: the queries of layer 0"):
+        understand(tiny_llama())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_that_does_more_than_its_arguments_say_is_found_by_rehearsing(monkeypatch, dtype):
+    code = transformers.models.llama.modeling_llama
+    eager = code.eager_attention_forward
+
+    def sharper(module, query, *arguments, **options):
+        return eager(module, query * 1.1, *arguments, **options)
+
+    monkeypatch.setattr(code, "eager_attention_forward", sharper)
+    with pytest.raises(ModelRefused, match=r"attention of layer 0 \(LlamaAttention\) differ"):
+        understand(tiny_llama(dtype))
+
+
+@pytest.mark.parametrize("max_model_len", [1, 2, 7, 19])
+def test_a_model_of_very_short_sequences_is_rehearsed_with_what_it_can_take(max_model_len):
+    config = transformers.GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=2, n_positions=max_model_len)
+    assert len(understand(random_model(config), max_model_len)) == 2
+
+
+def test_rounding_of_a_deep_model_of_many_experts_is_not_taken_for_a_fault():
+    config = transformers.MixtralConfig(
+        **TINY_DECODER | {"num_hidden_layers": 32}, num_local_experts=8, num_experts_per_tok=2
+    )
+    assert len(understand(random_model(config, torch.bfloat16))) == 32
