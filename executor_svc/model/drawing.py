@@ -7,7 +7,9 @@ overflows. The draw walks through the tokens by ascending id and takes the first
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 NUM_CANDIDATES = 1024  # enough for nearly every top_p; rows that need more are sorted in full
 MAX_ELEMENTS = 1 << 24  # logits worked on at once: bounds the temporaries
@@ -15,38 +17,56 @@ MIN_TEMPERATURE = 1e-30  # below it, fp32 would divide by a denormal; every othe
 
 
 @dataclass(frozen=True, slots=True)
+class DrawPart:
+    """Rows that are drawn together, and what their parameters ask for; known without a look at the device."""
+
+    rows: slice
+    largest_top_k: int  # 0 where no row has one
+    nucleus: slice  # of the rows that have a top_p, those in this part
+    min_p: bool  # whether any row has one
+
+
+@dataclass(frozen=True, slots=True)
 class DrawParameters:
-    """Columns `[num_rows]`: float32, top_k int64 with the vocabulary's size for off, u float64 in [0, 1)."""
+    """Columns on the device; those that no row needs are None.
+
+    temperature, min_p: float32 `[num_rows]`; u: float64 `[num_rows]` in [0, 1); top_k: int64 `[num_rows]`, the
+    vocabulary's size for off. nucleus: int64, the rows that have a top_p, ascending; top_p: float32, one for each.
+    """
 
     temperature: torch.Tensor
-    top_k: torch.Tensor
-    top_p: torch.Tensor
-    min_p: torch.Tensor
     u: torch.Tensor
+    top_k: torch.Tensor | None = None
+    nucleus: torch.Tensor | None = None
+    top_p: torch.Tensor | None = None
+    min_p: torch.Tensor | None = None
 
-    def at(self, rows: slice) -> "DrawParameters":
-        return DrawParameters(
-            self.temperature[rows], self.top_k[rows], self.top_p[rows], self.min_p[rows], self.u[rows]
-        )
 
-
-def draw(logits: torch.Tensor, parameters: DrawParameters, *, filtered: bool) -> torch.Tensor:
-    """One token id a row, int64 `[num_rows]`, from float32 logits `[num_rows, vocab]`; -inf is never drawn.
-
-    `filtered` False promises that top_k, top_p and min_p are off in all rows. A row needs one finite logit and
-    neither NaN nor +inf; what other rows get is undefined but harmless.
-    """
-    num_rows, vocab_size = logits.shape
+def draw_parts(
+    top_k: NDArray[np.int64], nucleus: NDArray[np.int64], min_p: NDArray[np.float32], vocab_size: int
+) -> list[DrawPart]:
+    """Shares rows out over parts of at most MAX_ELEMENTS logits. Columns as in `DrawParameters`, of all rows."""
     step = max(1, MAX_ELEMENTS // vocab_size)
     parts = []
-    for begin in range(0, num_rows, step):
-        rows = slice(begin, begin + step)
-        part = parameters.at(rows)
-        weights = _weights(logits[rows], part.temperature)
-        if filtered:
-            weights = filter_weights(weights, part)
-        parts.append(_pick(weights, part.u))
-    return torch.cat(parts) if parts else logits.new_empty(0, dtype=torch.int64)
+    for begin in range(0, len(top_k), step):
+        rows = slice(begin, min(begin + step, len(top_k)))
+        limits = top_k[rows][top_k[rows] < vocab_size]
+        first, last = np.searchsorted(nucleus, (rows.start, rows.stop)).tolist()
+        parts.append(DrawPart(rows, int(limits.max(initial=0)), slice(first, last), bool((min_p[rows] > 0).any())))
+    return parts
+
+
+def draw(logits: torch.Tensor, parameters: DrawParameters, parts: list[DrawPart]) -> torch.Tensor:
+    """One token id a row, int64 `[num_rows]`, from float32 logits `[num_rows, vocab]`; -inf is never drawn.
+
+    `parts` cover all rows. A row needs one finite logit and neither NaN nor +inf; what other rows get is undefined
+    but harmless.
+    """
+    drawn = []
+    for part in parts:
+        weights = _weights(logits[part.rows], parameters.temperature[part.rows])
+        drawn.append(_pick(filter_weights(weights, parameters, part), parameters.u[part.rows]))
+    return drawn[0] if len(drawn) == 1 else torch.cat(drawn)
 
 
 def _weights(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
@@ -54,49 +74,65 @@ def _weights(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
     return scaled.exp_()
 
 
-def filter_weights(weights: torch.Tensor, parameters: DrawParameters) -> torch.Tensor:
-    """The weights with those of tokens that top_k, then top_p, then min_p drop set to 0. Changes its argument.
+def filter_weights(weights: torch.Tensor, parameters: DrawParameters, part: DrawPart) -> torch.Tensor:
+    """The part's weights with those of tokens that top_k, then top_p, then min_p drop set to 0. Changes its argument.
 
     top_k keeps ties with the last token kept, as transformers does; top_p keeps the fewest, by weight and then by
     lower id; the most likely token always stays.
     """
-    vocab_size = weights.shape[1]
-    limited = parameters.top_k < vocab_size
-    if limited.any():
-        top_k = parameters.top_k.clamp(1, vocab_size)
-        highest = weights.topk(int(top_k[limited].max()), dim=-1).values
-        last_kept = highest.gather(1, (top_k - 1).clamp_max(highest.shape[1] - 1)[:, None])
-        weights.masked_fill_((weights < last_kept) & limited[:, None], 0.0)
-    nucleus = torch.nonzero(parameters.top_p < 1.0).flatten()
-    if len(nucleus):
-        weights[nucleus] = _keep_top_p(weights[nucleus], parameters.top_p[nucleus].double())
-    return weights.masked_fill_(weights < parameters.min_p[:, None] * weights.amax(-1, keepdim=True), 0.0)
+    if part.largest_top_k and parameters.top_k is not None:
+        top_k = parameters.top_k[part.rows]
+        highest = weights.topk(part.largest_top_k, dim=-1).values
+        last_kept = highest.gather(1, (top_k - 1).clamp_max(part.largest_top_k - 1)[:, None])
+        weights.masked_fill_((weights < last_kept) & (top_k < weights.shape[1])[:, None], 0.0)
+    if parameters.nucleus is not None and parameters.top_p is not None and part.nucleus.stop > part.nucleus.start:
+        top_p = parameters.top_p[part.nucleus].double()
+        if len(top_p) == len(weights):
+            weights = _keep_top_p(weights, top_p)
+        else:
+            rows = parameters.nucleus[part.nucleus] - part.rows.start
+            weights.index_copy_(0, rows, _keep_top_p(weights.index_select(0, rows), top_p))
+    if part.min_p and parameters.min_p is not None:
+        too_small = weights < parameters.min_p[part.rows][:, None] * weights.amax(-1, keepdim=True)
+        weights.masked_fill_(too_small, 0.0)
+    return weights
 
 
 def _keep_top_p(weights: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """A few candidates mostly do, and on a CPU that is quick to see; elsewhere to look would be to wait."""
     enough = weights.sum(-1, dtype=torch.float64) * top_p
-    values, ids = weights.topk(min(NUM_CANDIDATES, weights.shape[1]), dim=-1)
-    kept, undecided = _nucleus(values, ids, enough, weights.shape[1])
+    few = weights.device.type == "cpu" and weights.shape[1] > NUM_CANDIDATES
+    return _keep_of_few(weights, enough) if few else _keep_of_all(weights, enough)
+
+
+def _keep_of_all(weights: torch.Tensor, enough: torch.Tensor) -> torch.Tensor:
+    ordered = weights.sort(dim=-1, descending=True, stable=True)  # equal weights: lower id first
+    return _nucleus(ordered.values, ordered.indices, enough, weights.shape[1])[0]
+
+
+def _keep_of_few(weights: torch.Tensor, enough: torch.Tensor) -> torch.Tensor:
+    values, ids = weights.topk(NUM_CANDIDATES, dim=-1)
+    ids, order = ids.sort(dim=-1)
+    values, order = values.gather(1, order).sort(dim=-1, descending=True, stable=True)  # equal weights: lower id first
+    kept, last = _nucleus(values, ids.gather(1, order), enough, weights.shape[1])
+    undecided = (last == values[:, -1]) & (last > 0)
     for row in torch.nonzero(undecided).flatten().tolist():
-        everything = weights[row : row + 1].sort(dim=-1, descending=True, stable=True)
-        kept[row] = _nucleus(everything.values, everything.indices, enough[row : row + 1], weights.shape[1])[0]
+        kept[row : row + 1] = _keep_of_all(weights[row : row + 1], enough[row : row + 1])
     return kept
 
 
 def _nucleus(
     values: torch.Tensor, ids: torch.Tensor, enough: torch.Tensor, vocab_size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights of the fewest tokens that reach `enough`, as `[rows, vocab]`; and rows for which `values` may not do."""
-    ids, order = ids.sort(dim=-1)
-    values, order = values.gather(1, order).sort(dim=-1, descending=True, stable=True)  # equal weights: lower id first
-    ids = ids.gather(1, order)
+    """Weights of the fewest tokens that reach `enough`, as `[rows, vocab]`, and the smallest of them, `[rows]`.
+
+    values, ids: `[rows, candidates]`, the heaviest first.
+    """
     before = values.cumsum(-1, dtype=torch.float64) - values
     keep = before < enough[:, None]
     keep[:, 0] = True
     last = values.gather(1, keep.sum(-1, keepdim=True) - 1)[:, 0]
-    undecided = (last == values[:, -1]) & (last > 0) & (values.shape[1] < vocab_size)
-    kept = values.new_zeros(len(values), vocab_size).scatter_(1, ids, values * keep)
-    return kept, undecided
+    return values.new_zeros(len(values), vocab_size).scatter_(1, ids, values * keep), last
 
 
 def _pick(weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:

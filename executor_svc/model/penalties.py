@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from executor_svc.model.sampling_rows import NO_COUNTS
+from executor_svc.model.staging import Staging
 from executor_svc.step import Int32s
 from paged.v1 import executor_pb2
 
@@ -18,11 +20,11 @@ class TokenCounts:
 
 
 class Penalties:
-    """Token counts of the rows that use a penalty, and of no others. A row's counts lie in a place of two tables."""
+    """Token counts of the rows that use a penalty, and of no others; each row's lie in a place of two tables."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._vocab_size, self._device = vocab_size, device
-        self._places: dict[int, int] = {}
+        self._staging = Staging(device)
         self._free: list[int] = []
         self._in_prompt = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
         self._in_output = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
@@ -31,59 +33,71 @@ class Penalties:
     def wanted(sampling: executor_pb2.RowSampling) -> bool:
         return sampling.repetition_penalty != 1 or sampling.frequency_penalty != 0 or sampling.presence_penalty != 0
 
-    def __contains__(self, row: int) -> bool:
-        return row in self._places
+    def start(self, token_ids: Int32s, num_prompt: int) -> int:
+        """Count all ids that are known, so that a row which begins again goes on as if it had never ended.
 
-    def start(self, row: int, token_ids: Int32s, num_prompt: int) -> None:
-        """Count all ids that are known, so that a row which begins again goes on as if it had never ended."""
-        prompt, output = (self._count(ids) for ids in np.split(token_ids, [num_prompt]))
-        self.restore(row, TokenCounts(prompt, output))
+        Returns the place of the counts.
+        """
+        place = self._take_place()
+        for table, ids in zip((self._in_prompt, self._in_output), np.split(token_ids, [num_prompt]), strict=True):
+            known = ids[ids < self._vocab_size].astype(np.int64)
+            counts = table[place].zero_()
+            if len(known):
+                on_device = self._staging.to_device({"ids": known, "ones": np.ones(len(known), np.int32)})
+                counts.scatter_add_(0, on_device["ids"], on_device["ones"])
+        return place
 
-    def end(self, row: int) -> None:
-        place = self._places.pop(row, None)
-        if place is not None:
+    def end(self, place: int) -> None:
+        """The place is free again; NO_COUNTS is none."""
+        if place != NO_COUNTS:
             self._free.append(place)
 
     def clear(self) -> None:
-        for row in list(self._places):
-            self.end(row)
+        self._free = list(range(len(self._in_prompt)))
 
-    def snapshot(self, row: int) -> TokenCounts | None:
-        """The row's counts as they are now, to be given to a fork; None where it has none."""
-        place = self._places.get(row)
-        return None if place is None else TokenCounts(self._in_prompt[place].clone(), self._in_output[place].clone())
+    def snapshot(self, place: int) -> TokenCounts | None:
+        """The counts as they are now, to be given to a fork; None for NO_COUNTS."""
+        if place == NO_COUNTS:
+            return None
+        return TokenCounts(self._in_prompt[place].clone(), self._in_output[place].clone())
 
-    def restore(self, row: int, counts: TokenCounts) -> None:
-        self.end(row)
-        if not self._free:
-            self._grow()
-        place = self._places[row] = self._free.pop()
-        self._in_prompt[place] = counts.in_prompt
-        self._in_output[place] = counts.in_output
+    def restore(self, counts: TokenCounts) -> int:
+        """Returns the place of a copy."""
+        place = self._take_place()
+        self._in_prompt[place].copy_(counts.in_prompt)
+        self._in_output[place].copy_(counts.in_output)
+        return place
 
-    def apply(self, logits: torch.Tensor, rows: list[int], sampling: list[executor_pb2.RowSampling]) -> torch.Tensor:
-        """float32 logits `[num_rows, vocab]` of rows that have counts, after their penalties."""
-        places = [self._places[row] for row in rows]
-        in_output = self._in_output[places]
-        repetition = self._column([s.repetition_penalty for s in sampling])
-        if any(s.repetition_penalty != 1 for s in sampling):
-            seen = (self._in_prompt[places] + in_output) > 0
-            logits = torch.where(seen, torch.where(logits > 0, logits / repetition, logits * repetition), logits)
-        logits = logits - in_output * self._column([s.frequency_penalty for s in sampling])
-        return logits - (in_output > 0) * self._column([s.presence_penalty for s in sampling])
+    def apply(
+        self,
+        logits: torch.Tensor,
+        places: torch.Tensor,
+        *,
+        repetition: torch.Tensor | None,
+        frequency: torch.Tensor,
+        presence: torch.Tensor,
+    ) -> torch.Tensor:
+        """float32 logits `[num_rows, vocab]` after the penalties of the rows whose counts are at `places`.
 
-    def add(self, rows: list[int], tokens: torch.Tensor) -> None:
-        """Count a drawn token a row: int64 `[num_rows]`, -1 for none; the values may still be in the making."""
-        places = torch.tensor([self._places[row] for row in rows], device=self._device)
+        places: int64 `[num_rows]`; penalties: float32 `[num_rows]`, repetition None where no row has one.
+        """
+        in_output = self._in_output.index_select(0, places)
+        if repetition is not None:
+            factor = repetition[:, None]
+            seen = (self._in_prompt.index_select(0, places) + in_output) > 0
+            logits = torch.where(seen, torch.where(logits > 0, logits / factor, logits * factor), logits)
+        logits = logits - in_output * frequency[:, None]
+        return logits - (in_output > 0) * presence[:, None]
+
+    def add(self, places: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Count a drawn token a row, int64 `[num_rows]` each; -1 for none. The values may still be in the making."""
         # A row is there once, so no place is added to twice.
         self._in_output[places, tokens.clamp_min(0)] += (tokens >= 0).int()
 
-    def _count(self, ids: Int32s) -> torch.Tensor:
-        counts = np.bincount(ids, minlength=self._vocab_size)[: self._vocab_size]
-        return torch.from_numpy(counts.astype(np.int32)).to(self._device)
-
-    def _column(self, values: list[float]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=self._device)[:, None]
+    def _take_place(self) -> int:
+        if not self._free:
+            self._grow()
+        return self._free.pop()
 
     def _grow(self) -> None:
         """Twice the places; never fewer than four."""

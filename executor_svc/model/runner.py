@@ -1,24 +1,41 @@
 """One step of a real model: copies, forward pass, sampling."""
 
-import inspect
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from executor_svc.model.attention import CurrentStep, StepTensors
+from executor_svc.model.attention import CurrentStep
+from executor_svc.model.decode_graphs import DecodeGraphs, Recorder
+from executor_svc.model.forward import Columns, Forward
 from executor_svc.model.memory import KVMemory
 from executor_svc.model.rotary import LongTokens
 from executor_svc.model.sampler import Sampler
+from executor_svc.model.sampling_plan import SamplingPlan
+from executor_svc.model.staging import Column, Readback, Staging
+from executor_svc.model.step_columns import step_columns, token_rows
+from executor_svc.model.token_logprobs import LogprobTensors, logprob_columns
 from executor_svc.step import Int32s, RowStart, Step, StepOutput
 from kernels import Backend
 from paged.v1 import executor_pb2
 
 
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A step whose results are in the making: `drawn` int32 `[num_sampling]`, on the device."""
+
+    drawn: torch.Tensor
+    logprobs: LogprobTensors | None
+    plan: SamplingPlan
+
+
 class ModelRunner:
     """A `executor_svc.step.Runner`. Keeps each row's last token on the device; one step at a time, one thread.
 
-    The model's attention layers must be attached to `memory`'s caches and to `current`.
+    The model's attention layers must be attached to `memory`'s caches and to `current`, its rotary modules to
+    `long_tokens`; a row is a long one if it starts with more than `rope_switch_len` tokens, unless that is 0. Decode
+    steps go through `graphs` while it is set.
     """
 
     def __init__(
@@ -33,17 +50,14 @@ class ModelRunner:
         long_tokens: LongTokens,
         rope_switch_len: int,
     ) -> None:
-        self._model = model
         self._memory = memory
-        self._current = current
         self._backend = backend
-        self._device = model.device
-        self._last_tokens = torch.zeros(max_rows, dtype=torch.int64, device=self._device)
-        self._sampler = Sampler(vocab_size, self._device)
-        self._long_tokens = long_tokens
         self._rope_switch_len = rope_switch_len
         self._is_long = np.zeros(max_rows, np.bool_)
-        self._head_takes_positions = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._sampler = Sampler(vocab_size, model.device)
+        self._staging, self._readback = Staging(model.device), Readback(model.device)
+        self.forward = Forward(model, current, long_tokens, max_rows)
+        self.graphs: DecodeGraphs | None = None
 
     def start_rows(self, starts: list[RowStart]) -> None:
         self._sampler.start_rows(starts)
@@ -51,7 +65,9 @@ class ModelRunner:
             self._is_long[start.row] = len(start.token_ids) > self._rope_switch_len
 
     def fork_rows(self, parents: Int32s, children: Int32s, sampling: list[executor_pb2.RowSampling]) -> None:
-        self._last_tokens[self._ids(children)] = self._last_tokens[self._ids(parents)]
+        rows = self._staging.to_device({"parents": parents.astype(np.int64), "children": children.astype(np.int64)})
+        last_tokens = self.forward.last_tokens
+        last_tokens.index_copy_(0, rows["children"], last_tokens.index_select(0, rows["parents"]))
         self._sampler.fork_rows(parents, children, sampling)
         self._is_long[children] = self._is_long[parents]
 
@@ -63,67 +79,56 @@ class ModelRunner:
         self._sampler.clear()
 
     def run(self, step: Step) -> StepOutput:
+        launched = self.launch(step)
+        if launched is None:
+            return StepOutput(np.empty(0, np.int32))
+        drawn, *logprobs = self._readback.read([launched.drawn, *(launched.logprobs or ())])
+        columns = logprob_columns(*logprobs, num_top=launched.plan.num_top) if logprobs else None
+        return StepOutput(drawn.astype(np.int32, copy=False), columns)
+
+    def launch(self, step: Step) -> Launched | None:
+        """Give the device all of a step's work and wait for none of it; None where no row samples."""
+        graphs = self.graphs if self.graphs is not None and self.graphs.fit(step) else None
+        everyone = bool(step.samples.all())
+        rows, positions = (column if everyone else column[step.samples] for column in (step.rows, step.context_lens))
+        plan = self._sampler.plan(rows, positions)
+        long = self._long_column(step)
+        columns = step_columns(step) | long if graphs is None else graphs.columns(step, long)
         with torch.inference_mode():
+            tensors = self._staging.to_device(columns | plan.columns)
             if len(step.copy_sources):
-                self._backend.copy_blocks(
-                    self._memory.tensors, self._ids(step.copy_sources), self._ids(step.copy_destinations)
-                )
+                self._backend.copy_blocks(self._memory.tensors, tensors["copy_sources"], tensors["copy_destinations"])
             if not len(step.rows):
-                return StepOutput(step.rows)
-            self._current.tensors = self._to_device(step)
-            if self._rope_switch_len:
-                is_long = self._is_long[step.rows].repeat(np.diff(step.query_start))
-                self._long_tokens.flags = torch.from_numpy(is_long).to(self._device)
-            try:
-                logits = self._forward(step)
-            finally:
-                self._current.tensors = None
-            if logits is None:
-                return StepOutput(step.rows[:0])
-            return self._sample(logits, step)
+                return None
+            if not len(rows):
+                self.forward.without_logits(tensors)
+                return None
+            if graphs is not None:
+                logits = graphs.run(tensors, len(rows))
+            else:
+                logits = self.forward.logits(tensors, tensors["last_tokens"])
+            return self._sample(logits, plan, tensors)
 
-    def _forward(self, step: Step) -> torch.Tensor | None:
-        """Logits of the sampling rows, `[num_sampling, head's width]`; None, without a look at the head, for none."""
-        inputs = {
-            "input_ids": self._input_ids(step)[None],
-            "position_ids": self._ids(step.positions)[None],
-            "use_cache": False,
-        }
-        if not step.samples.any():
-            self._model.base_model(**inputs)
-            return None
-        last = self._ids(step.query_start[1:][step.samples] - 1)
-        if self._head_takes_positions:
-            logits: torch.Tensor = self._model(**inputs, logits_to_keep=last).logits[0]
-            return logits
-        logits = self._model(**inputs).logits[0]
-        return logits[last]
-
-    def _sample(self, logits: torch.Tensor, step: Step) -> StepOutput:
-        rows = step.rows[step.samples]
-        drawn, logprobs = self._sampler.sample(logits, rows, step.context_lens[step.samples])
-        # A row whose logits were not finite may be in the next step already; its token must be one the model has.
-        self._last_tokens[self._ids(rows)] = drawn.clamp_min(0)
-        return StepOutput(drawn.to(torch.int32).cpu().numpy(), logprobs)
-
-    def _input_ids(self, step: Step) -> torch.Tensor:
-        token_ids = self._ids(step.token_ids)
-        unknown = step.token_ids < 0
-        if unknown.any():
-            rows = step.rows.repeat(step.query_start[1:] - step.query_start[:-1])[unknown]
-            token_ids[torch.from_numpy(unknown).to(self._device)] = self._last_tokens[self._ids(rows)]
-        return token_ids
-
-    def _to_device(self, step: Step) -> StepTensors:
-        def int32(column: Int32s) -> torch.Tensor:
-            return torch.tensor(column, dtype=torch.int32, device=self._device)
-
-        return StepTensors(
-            slots=torch.tensor(step.slots, dtype=torch.int64, device=self._device),
-            block_tables=int32(step.block_tables),
-            query_start=int32(step.query_start),
-            context_lens=int32(step.context_lens),
+    def record_graphs(self, recorder: Recorder, table_width: int) -> None:
+        """Record decode steps of all sizes, and use them from now on; no row may be live. `table_width` is the most
+        blocks that a row may have. What the recorder raises comes out, and nothing is used."""
+        graphs = DecodeGraphs(
+            self.forward.logits,
+            max_rows=len(self._is_long),
+            table_width=table_width,
+            device=self.forward.device,
+            long_rope=self._rope_switch_len > 0,
         )
+        with torch.inference_mode():
+            graphs.record(recorder)
+        self.graphs = graphs
 
-    def _ids(self, column: Int32s) -> torch.Tensor:
-        return torch.tensor(column, dtype=torch.int64, device=self._device)
+    def _long_column(self, step: Step) -> dict[str, Column]:
+        """For each token whether its row is a long one; nothing where the model makes no difference."""
+        return {"is_long": self._is_long[token_rows(step)]} if self._rope_switch_len else {}
+
+    def _sample(self, logits: torch.Tensor, plan: SamplingPlan, tensors: Columns) -> Launched:
+        drawn, logprobs = self._sampler.launch(logits, plan, tensors)
+        # A row whose logits were not finite may be in the next step already; its token must be one the model has.
+        self.forward.last_tokens.index_copy_(0, tensors["sampling_rows"], drawn.clamp_min(0))
+        return Launched(drawn.int(), logprobs, plan)

@@ -2,17 +2,20 @@
 
 Order, as documented at `SamplingParams`: repetition, frequency and presence penalties; end tokens held back by
 min_tokens; temperature; top_k; top_p; min_p; draw.
+
+What is to be done follows from the rows' parameters, on the host; the device is given all of it, and never asked.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 
-import numpy as np
 import torch
 
 from executor_svc.model.drawing import DrawParameters, draw
 from executor_svc.model.penalties import Penalties, TokenCounts
-from executor_svc.model.randomness import random_uniform
-from executor_svc.model.token_logprobs import token_logprobs
+from executor_svc.model.sampling_plan import SamplingPlan, plan_sampling
+from executor_svc.model.sampling_rows import NO_COUNTS, SamplingRows
+from executor_svc.model.staging import Readback, Staging
+from executor_svc.model.token_logprobs import LogprobTensors, logprob_columns, token_logprobs
 from executor_svc.step import Int32s, Logprobs, RowStart
 from paged.v1 import executor_pb2
 
@@ -27,53 +30,41 @@ class ForkWithoutCounts(ValueError):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class RowState:
-    """How a row samples, and how many of its tokens are prompt."""
-
-    sampling: executor_pb2.RowSampling
-    num_prompt: int
-
-    @property
-    def greedy(self) -> bool:
-        return self.sampling.temperature == 0 or self.sampling.top_k == 1
-
-    @property
-    def filtered(self) -> bool:
-        return self.sampling.top_k > 0 or self.sampling.top_p < 1 or self.sampling.min_p > 0
-
-
 class Sampler:
     """Owns what sampling needs to know of each live row. Ids it draws are below `vocab_size`, however wide the head."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
-        self._vocab_size, self._device = vocab_size, device
-        self._rows: dict[int, RowState] = {}
+        self._vocab_size = vocab_size
+        self._rows = SamplingRows(vocab_size)
         self._penalties = Penalties(vocab_size, device)
+        self._staging, self._readback = Staging(device), Readback(device)
 
     def start_rows(self, starts: list[RowStart]) -> None:
         for start in starts:
-            self._set_row(start.row, RowState(start.sampling, start.num_prompt))
-            if Penalties.wanted(start.sampling):
-                self._penalties.start(start.row, start.token_ids, start.num_prompt)
+            wanted = Penalties.wanted(start.sampling)
+            self._end(start.row)
+            counts = self._penalties.start(start.token_ids, start.num_prompt) if wanted else NO_COUNTS
+            self._rows.set(start.row, start.sampling, start.num_prompt, counts)
 
     def fork_rows(self, parents: Int32s, children: Int32s, sampling: list[executor_pb2.RowSampling]) -> None:
         """Raises ForkWithoutCounts."""
-        before: list[tuple[RowState, TokenCounts | None]] = [
-            (self._rows[parent], self._penalties.snapshot(parent)) for parent in parents.tolist()
+        before: list[tuple[int, TokenCounts | None]] = [
+            (self._rows.num_prompt(parent), self._penalties.snapshot(self._rows.counts(parent)))
+            for parent in parents.tolist()
         ]
         forks = zip(parents.tolist(), children.tolist(), before, sampling, strict=True)
-        for parent, child, (state, counts), own in forks:
-            self._set_row(child, RowState(own, state.num_prompt))
+        for parent, child, (num_prompt, counts), own in forks:
+            self._end(child)
+            place = NO_COUNTS
             if Penalties.wanted(own):
                 if counts is None:
                     raise ForkWithoutCounts(parent, child)
-                self._penalties.restore(child, counts)
+                place = self._penalties.restore(counts)
+            self._rows.set(child, own, num_prompt, place)
 
     def end_rows(self, rows: Int32s) -> None:
         for row in rows.tolist():
-            self._rows.pop(row, None)
-            self._penalties.end(row)
+            self._end(row)
 
     def clear(self) -> None:
         self._rows.clear()
@@ -85,65 +76,72 @@ class Sampler:
         logits: `[num_rows, head's width]`, any float dtype. positions: int32 `[num_rows]`, of the tokens to be drawn.
         Log-probabilities are of the rows that ask for them, in their order; None where no row does.
         """
+        plan = self.plan(rows, positions)
+        drawn, logprobs = self.launch(logits, plan, self._staging.to_device(plan.columns))
+        if logprobs is None:
+            return drawn, None
+        return drawn, logprob_columns(*self._readback.read(logprobs), num_top=plan.num_top)
+
+    def plan(self, rows: Int32s, positions: Int32s) -> SamplingPlan:
+        """What `launch` is to do; its columns must be brought to the device first. Shapes as in `sample`."""
+        return plan_sampling(self._rows, rows, positions, self._vocab_size)
+
+    def launch(
+        self, logits: torch.Tensor, plan: SamplingPlan, columns: Mapping[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, LogprobTensors | None]:
+        """As `sample`, with the plan's columns on the device; log-probabilities stay there. Waits for nothing."""
         logits = logits[:, : self._vocab_size]
-        states = [self._rows[row] for row in rows.tolist()]
-        processed = self._process(logits, rows, states, positions)
+        processed = self._process(logits, plan, columns)
         highest, drawn = processed.max(dim=-1)
-        random = [i for i, state in enumerate(states) if not state.greedy]
-        if random:
-            drawn[random] = self._draw(processed[random].float(), [states[i] for i in random], positions[random])
+        if len(plan.drawn) == plan.num_rows:
+            drawn = draw(processed.float(), self._draw_parameters(columns), plan.parts)
+        elif len(plan.drawn):
+            places = columns["sample_drawn"]
+            chosen = draw(processed.index_select(0, places).float(), self._draw_parameters(columns), plan.parts)
+            drawn = drawn.index_copy_(0, places, chosen)
         # max() passes NaN on. Penalties keep what is not finite so, except that held-back tokens hide; look twice.
         usable = torch.isfinite(highest)
         if processed is not logits:
             usable &= torch.isfinite(logits.amax(-1))
         drawn = drawn.masked_fill(~usable, -1)
-        counted = [i for i, row in enumerate(rows.tolist()) if row in self._penalties]
-        if counted:
-            self._penalties.add(rows[counted].tolist(), drawn[counted])
-        return drawn, self._logprobs(logits, drawn, states)
+        if len(plan.penalised):
+            self._penalties.add(columns["sample_counts"], drawn.index_select(0, columns["sample_penalised"]))
+        if not len(plan.asking):
+            return drawn, None
+        asking = columns["sample_asking"]
+        most = int(plan.num_top.max())
+        return drawn, token_logprobs(logits.index_select(0, asking), drawn.index_select(0, asking), most)
 
-    def _set_row(self, row: int, state: RowState) -> None:
-        self._penalties.end(row)
-        self._rows[row] = state
+    def _end(self, row: int) -> None:
+        self._penalties.end(self._rows.counts(row))
+        self._rows.end(row)
 
-    def _process(self, logits: torch.Tensor, rows: Int32s, states: list[RowState], positions: Int32s) -> torch.Tensor:
+    def _process(self, logits: torch.Tensor, plan: SamplingPlan, columns: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Penalties and min_tokens; the logits themselves where no row needs either."""
-        penalised = [i for i, row in enumerate(rows.tolist()) if row in self._penalties]
-        held_back = [
-            i
-            for i, state in enumerate(states)
-            if state.sampling.end_token_ids and positions[i] - state.num_prompt < state.sampling.min_tokens
-        ]
-        if not penalised and not held_back:
+        if not len(plan.penalised) and not plan.num_held_back:
             return logits
-        processed = logits.to(torch.float32, copy=True)
-        if penalised:
-            sampling = [states[i].sampling for i in penalised]
-            processed[penalised] = self._penalties.apply(processed[penalised], rows[penalised].tolist(), sampling)
-        for i in held_back:
-            ends = [token for token in states[i].sampling.end_token_ids if token < self._vocab_size]
-            processed[i, ends] = -torch.inf
+        processed = logits.to(torch.float32, copy=True).contiguous()
+        if len(plan.penalised):
+            places = columns["sample_penalised"]
+            punished = self._penalties.apply(
+                processed.index_select(0, places),
+                columns["sample_counts"],
+                repetition=columns["sample_repetition"] if plan.repeats else None,
+                frequency=columns["sample_frequency"],
+                presence=columns["sample_presence"],
+            )
+            processed.index_copy_(0, places, punished)
+        if plan.num_held_back:
+            processed.view(-1).index_fill_(0, columns["sample_held_back"], -torch.inf)
         return processed
 
-    def _draw(self, logits: torch.Tensor, states: list[RowState], positions: Int32s) -> torch.Tensor:
-        sampling = [state.sampling for state in states]
-        u = random_uniform([s.seed for s in sampling], [s.index for s in sampling], positions)
-
-        def column(values: list[float] | list[int], dtype: torch.dtype) -> torch.Tensor:
-            return torch.tensor(values, dtype=dtype, device=self._device)
-
-        parameters = DrawParameters(
-            temperature=column([s.temperature for s in sampling], torch.float32),
-            top_k=column([s.top_k or self._vocab_size for s in sampling], torch.int64),
-            top_p=column([s.top_p for s in sampling], torch.float32),
-            min_p=column([s.min_p for s in sampling], torch.float32),
-            u=torch.from_numpy(u).to(self._device),
+    @staticmethod
+    def _draw_parameters(columns: Mapping[str, torch.Tensor]) -> DrawParameters:
+        return DrawParameters(
+            temperature=columns["sample_temperature"],
+            u=columns["sample_u"],
+            top_k=columns.get("sample_top_k"),
+            nucleus=columns.get("sample_nucleus"),
+            top_p=columns.get("sample_top_p"),
+            min_p=columns.get("sample_min_p"),
         )
-        return draw(logits, parameters, filtered=any(state.filtered for state in states))
-
-    def _logprobs(self, logits: torch.Tensor, drawn: torch.Tensor, states: list[RowState]) -> Logprobs | None:
-        asking = [i for i, state in enumerate(states) if state.sampling.HasField("logprobs")]
-        if not asking:
-            return None
-        num_top = np.array([states[i].sampling.logprobs for i in asking], np.int32)
-        return token_logprobs(logits[asking], drawn[asking], num_top)

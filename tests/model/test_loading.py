@@ -142,7 +142,7 @@ def test_two_models_in_one_process_do_not_disturb_each_other(tiny_directories):
 
 def test_a_step_without_samples_does_not_run_the_head(llama):
     driver, calls = Driver(llama.loaded, MAX_ROWS), []
-    hook = llama.loaded.runner._model.lm_head.register_forward_hook(lambda *call: calls.append(call[2].shape[1]))
+    hook = llama.loaded.runner.forward.model.lm_head.register_forward_hook(lambda *call: calls.append(call[2].shape[1]))
     row = driver.start(Sequence(random_ids(1, 9), 9, row_sampling()))
     others = [driver.start(Sequence(random_ids(i, 3), 3, row_sampling())) for i in range(2)]
     assert driver.step(chunk=4, rows=[row]) == {}

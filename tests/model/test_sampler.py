@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from executor_svc.model import drawing
 from executor_svc.model.randomness import random_uniform
 from executor_svc.model.sampler import ForkWithoutCounts, Sampler
 from executor_svc.step import RowStart
@@ -141,7 +142,7 @@ def test_tokens_without_probability_are_never_drawn_even_at_the_ends(monkeypatch
     logits = torch.full((1, VOCAB), -math.inf)
     logits[0, [3, 30]] = 0.0
     for u, token in ((0.0, 3), (0.5 - 2**-40, 3), (0.5, 30), (1 - 2**-53, 30)):
-        monkeypatch.setattr("executor_svc.model.sampler.random_uniform", lambda *_, u=u: np.array([u]))
+        monkeypatch.setattr("executor_svc.model.sampling_plan.random_uniform", lambda *_, u=u: np.array([u]))
         assert sample(sampler_with(row_sampling(temperature=1.0)), logits)[0] == [token]
 
 
@@ -268,3 +269,13 @@ def test_random_numbers_never_change_between_versions():
     seeds, indices, positions = [0, 1, 2**64 - 1], [0, 3, 7], [0, 100, 2**31]
     recorded = [0.7702944222884193, 0.9475674051962298, 0.5976191549058736]
     assert random_uniform(seeds, indices, positions).tolist() == recorded
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.05, 1.0, 4.0])
+@pytest.mark.parametrize("top_p", [1e-9, 0.3, 0.95, 0.9999])
+def test_a_few_candidates_keep_what_sorting_all_tokens_keeps(spread, top_p):
+    weights = torch.exp(random_logits(14, rows=6, vocab=5000, spread=spread).round(decimals=2))
+    enough = weights.sum(-1, dtype=torch.float64) * top_p
+    few, everything = drawing._keep_of_few(weights, enough), drawing._keep_of_all(weights, enough)
+    assert torch.equal(few, everything)
+    assert (few > 0).any(-1).all()

@@ -1,0 +1,133 @@
+"""Decode steps at fixed sizes, each recorded once and then replayed: launching a layer's kernels one by one takes a
+host longer than a GPU needs for a few rows.
+
+What was recorded reads and writes fixed addresses, so the step's columns are moved to fixed buffers first. A step of n
+rows takes the next size on the ladder; the rows that are none compute token 0 at position 0 in slot 0, which lies in
+block 0 and belongs to nobody, and see only that.
+"""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+
+from executor_svc.model.forward import Columns
+from executor_svc.model.staging import Column, Layout
+from executor_svc.model.step_columns import copy_columns, token_rows
+from executor_svc.step import Step
+
+Recorder = Callable[[Callable[[], None]], Callable[[], None]]
+"""Takes work to do and returns how to do it again, on the same addresses. Doing it twice must be harmless."""
+
+# Columns with one entry a row, and what a row that is none has there.
+PADDING: dict[str, tuple[np.dtype, int]] = {
+    "token_ids": (np.dtype(np.int64), 0),
+    "token_rows": (np.dtype(np.int64), 0),
+    "positions": (np.dtype(np.int64), 0),
+    "slots": (np.dtype(np.int64), 0),
+    "context_lens": (np.dtype(np.int32), 1),
+    "is_long": (np.dtype(np.bool_), 0),
+}
+
+
+def ladder(max_rows: int) -> list[int]:
+    """Sizes from 1 to `max_rows`, each of those above 4 at most half as large again as the one before."""
+    sizes = [1, 2, 4]
+    while sizes[-1] < max_rows:
+        power = 1 << (sizes[-1].bit_length() - 1)
+        sizes.append(sizes[-1] + max(4 if sizes[-1] < 8 else 8, power // 4))
+    return [size for size in sizes if size < max_rows] + [max_rows]
+
+
+class DecodeGraphs:
+    """The recorded sizes of one runner.
+
+    `logits` computes a step of decode rows from columns on the device: `[num_rows, head's width]`. `table_width` is
+    the most blocks that a row may have; `long_rope` says whether the model turns keys of long rows otherwise.
+    """
+
+    def __init__(
+        self,
+        logits: Callable[[Columns], torch.Tensor],
+        *,
+        max_rows: int,
+        table_width: int,
+        device: torch.device,
+        long_rope: bool,
+    ) -> None:
+        self._compute = logits
+        self._sizes = ladder(max_rows)
+        self._padding = {name: value for name, (_, value) in PADDING.items() if long_rope or name != "is_long"}
+        layout = Layout({name: (PADDING[name][0], (max_rows,)) for name in self._padding})
+        self._packed = np.zeros(layout.num_bytes, np.uint8)
+        self._on_host = layout.arrays(self._packed)
+        self._on_device = torch.zeros(layout.num_bytes, dtype=torch.uint8, device=device)
+        self._columns = layout.tensors(self._on_device)
+        for name, value in self._padding.items():
+            self._columns[name].fill_(value)
+        self._columns["query_start"] = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
+        self._columns["block_tables"] = torch.zeros(max_rows, table_width, dtype=torch.int32, device=device)
+        self._logits: torch.Tensor | None = None
+        self._replays: dict[int, Callable[[], None]] = {}
+
+    @property
+    def sizes(self) -> list[int]:
+        """What has been recorded, ascending."""
+        return sorted(self._replays)
+
+    def record(self, recorder: Recorder) -> None:
+        """Record every size, the largest first: the others then fit into memory that it has used."""
+        for size in reversed(self._sizes):
+            self._replays[size] = recorder(lambda size=size: self._run_size(size))  # type: ignore[misc]
+
+    def fit(self, step: Step) -> bool:
+        """Whether the step is one of decode rows that all sample, of a size that has been recorded."""
+        num_rows = len(step.rows)
+        return (
+            0 < num_rows <= self._sizes[-1]
+            and len(self._replays) == len(self._sizes)
+            and len(step.token_ids) == num_rows
+            and step.block_tables.shape[1] <= self._columns["block_tables"].shape[1]
+            and bool(step.samples.all())
+        )
+
+    def columns(self, step: Step, long: Mapping[str, Column]) -> dict[str, Column]:
+        """A step that fits, as it goes to the device; `long` is empty or has the column `is_long`."""
+        num_rows, size = len(step.rows), self._size_for(len(step.rows))
+        rows = token_rows(step)
+        values = {
+            "token_ids": step.token_ids,
+            "token_rows": rows,
+            "positions": step.positions,
+            "slots": step.slots,
+            "context_lens": step.context_lens,
+            **long,
+        }
+        for name, padding in self._padding.items():
+            column = self._on_host[name]
+            column[:num_rows] = values[name]
+            column[num_rows:size] = padding
+        tables = np.zeros((size, step.block_tables.shape[1]), np.int32)
+        tables[:num_rows] = step.block_tables
+        return copy_columns(step) | {"decode": self._packed, "block_tables": tables, "sampling_rows": rows}
+
+    def run(self, columns: Columns, num_rows: int) -> torch.Tensor:
+        """Logits of a step's rows, `[num_rows, head's width]`, valid until the next call."""
+        tables = columns["block_tables"]
+        self._on_device.copy_(columns["decode"])
+        self._columns["block_tables"][: len(tables), : tables.shape[1]].copy_(tables)
+        self._replays[self._size_for(num_rows)]()
+        if self._logits is None:
+            raise RuntimeError("a size was recorded without being run")
+        return self._logits[:num_rows]
+
+    def _size_for(self, num_rows: int) -> int:
+        return self._sizes[int(np.searchsorted(self._sizes, num_rows))]
+
+    def _run_size(self, size: int) -> None:
+        columns = {name: column[:size] for name, column in self._columns.items()}
+        columns["query_start"] = self._columns["query_start"][: size + 1]
+        logits = self._compute(columns)
+        if self._logits is None:  # the first run is of the largest size, and comes before any recording
+            self._logits = torch.empty_like(logits)
+        self._logits[:size].copy_(logits)

@@ -1,0 +1,55 @@
+"""The model's forward pass over a step's tokens, given as columns on the device. Nothing here waits for the device."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from executor_svc.model.attention import CurrentStep
+from executor_svc.model.rotary import LongTokens
+from executor_svc.model.step_columns import step_tensors
+
+Columns = Mapping[str, torch.Tensor]
+
+
+class Forward:
+    """A model whose attention layers read `current` and whose rotary modules read `long_tokens`; and of each row the
+    token that it sampled last."""
+
+    def __init__(self, model: PreTrainedModel, current: CurrentStep, long_tokens: LongTokens, max_rows: int) -> None:
+        self.model = model
+        self._current = current
+        self._long_tokens = long_tokens
+        self._head_takes_positions = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self.last_tokens = torch.zeros(max_rows, dtype=torch.int64, device=model.device)
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    def logits(self, columns: Columns, tokens: torch.Tensor | None = None) -> torch.Tensor:
+        """`[len(tokens), head's width]`, of those of the step's tokens, int64; of all of them if None."""
+        narrowed = tokens is not None and self._head_takes_positions
+        options = {"logits_to_keep": tokens} if tokens is not None and narrowed else {}
+        logits: torch.Tensor = self._run(columns, self.model, **options).logits[0]
+        return logits if tokens is None or narrowed else logits.index_select(0, tokens)
+
+    def without_logits(self, columns: Columns) -> None:
+        """The same without a look at the head: keys and values are all that comes of it."""
+        self._run(columns, self.model.base_model)
+
+    def _run(self, columns: Columns, module: torch.nn.Module, **options: torch.Tensor) -> Any:
+        token_ids = columns["token_ids"]
+        if "token_rows" in columns:
+            token_ids = torch.where(token_ids < 0, self.last_tokens.index_select(0, columns["token_rows"]), token_ids)
+        self._current.tensors = step_tensors(columns)
+        self._long_tokens.flags = columns.get("is_long")
+        try:
+            return module(
+                input_ids=token_ids[None], position_ids=columns["positions"][None], use_cache=False, **options
+            )
+        finally:
+            self._current.tensors = None
+            self._long_tokens.flags = None

@@ -1,0 +1,137 @@
+"""Decode steps in fixed buffers, padded to the next size of a ladder, give what steps of their own size give."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from executor_svc.model.decode_graphs import DecodeGraphs, ladder
+from tests.model.conftest import BLOCK_SIZE, MAX_ROWS, random_ids
+from tests.model.driver import Driver, row_sampling
+from tests.model.test_margin import assert_margin, drawn, greedy
+
+NUM_OUTPUTS = 14
+PENALTIES = {"repetition_penalty": 1.2, "frequency_penalty": 0.3, "presence_penalty": 0.2}
+
+
+class Replayed:
+    """A model whose decode steps go through fixed buffers; nothing is recorded on a CPU, the work is done anew.
+
+    Before each step, what the step must not read is filled with garbage.
+    """
+
+    def __init__(self, loaded):
+        self.runner, self.sizes = loaded.runner, []
+        facts = loaded.facts
+        remaining = ladder(MAX_ROWS)
+
+        def recorder(work):
+            size = remaining.pop()
+            work()
+            return lambda: self._replay(size, work)
+
+        self.runner.record_graphs(recorder, table_width=-(-loaded.facts.max_model_len // BLOCK_SIZE))
+        self.graphs, self.runner.graphs = self.runner.graphs, None
+
+    def _replay(self, size, work):
+        self.sizes.append(size)
+        for first, second in self.runner._memory.layers:
+            first[0], second[0] = math.nan, math.inf  # block 0: only padding may look there, after it has written
+        work()
+
+    def __enter__(self):
+        self.runner.graphs = self.graphs
+        return self
+
+    def __exit__(self, *_):
+        self.runner.graphs = None
+
+
+def generate(loaded) -> list:
+    """Rows that begin one after another, a fork, penalties and draws: batches of many sizes."""
+    driver = Driver(loaded, MAX_ROWS)
+    sequences = [greedy(random_ids(i, 3 * i + 1)) for i in range(4)]
+    sequences += [drawn(random_ids(8, 18), seed=5, **PENALTIES), drawn(random_ids(3, 11), seed=11)]
+    rows = []
+    for sequence in sequences:
+        rows.append(driver.start(sequence))
+        driver.step(chunk=7)
+        driver.step(chunk=7)
+    child = driver.fork(rows[3], row_sampling(logprobs=4))
+    sequences.append(driver.sequences[child])
+    sequences[-1].logprobs = list(sequences[3].logprobs)
+    driver.run([*rows, child], NUM_OUTPUTS, chunk=7)
+    return sequences
+
+
+def test_padded_steps_are_within_the_margin_and_as_those_of_their_own_size(model):
+    expected = generate(model.loaded)
+    for cache in model.loaded.runner._memory.tensors:
+        cache.fill_(math.nan)
+    with Replayed(model.loaded) as replayed:
+        sequences = generate(model.loaded)
+    assert {1, 2, 4, 8} <= set(replayed.sizes)
+    for sequence, other in zip(sequences, expected, strict=True):
+        assert sequence.token_ids == other.token_ids
+        for (ids, values, rank), (other_ids, other_values, other_rank) in zip(
+            sequence.logprobs, other.logprobs, strict=True
+        ):
+            assert (ids, rank) == (other_ids, other_rank)
+            assert values == pytest.approx(other_values, abs=1e-5)
+    assert_margin(model, *sequences, num_outputs=NUM_OUTPUTS)
+
+
+def test_entries_past_a_rows_blocks_may_be_anything(llama):
+    outputs = []
+    for garbage in (0, 599):
+        with Replayed(llama.loaded) as replayed:
+            replayed.graphs._columns["block_tables"].fill_(garbage)
+            sequences = [greedy(random_ids(i, 2 + 5 * i)) for i in range(3)]
+            Driver(llama.loaded, MAX_ROWS).generate(sequences, NUM_OUTPUTS)
+        outputs.append([(sequence.outputs, sequence.logprobs) for sequence in sequences])
+    assert outputs[0] == outputs[1]
+    assert replayed.sizes
+
+
+def test_only_steps_of_single_tokens_that_all_sample_are_replayed(llama):
+    driver = Driver(llama.loaded, MAX_ROWS)
+    with Replayed(llama.loaded, max_rows=2) as replayed:
+        rows = [driver.start(greedy(random_ids(i, 6))) for i in range(3)]
+        driver.step(chunk=1, rows=rows[:2])  # single tokens, but none samples
+        driver.step(rows=rows[:2])  # prompts
+        assert replayed.sizes == []
+        driver.step(rows=rows[:2])
+        assert replayed.sizes == [2]
+        driver.step(rows=[rows[0], rows[2]])  # a prompt beside a row that decodes
+        driver.step()  # more rows than the largest size
+        assert replayed.sizes == [2]
+        driver.step(rows=rows[1:2])
+        assert replayed.sizes == [2, 1]
+
+
+def test_a_prompts_last_token_alone_is_replayed_with_its_own_id(model):
+    prompt, others = random_ids(4, BLOCK_SIZE + 1), [greedy(random_ids(5, 9)) for _ in range(2)]
+    first, second = greedy(prompt), greedy(prompt)
+    driver = Driver(model.loaded, MAX_ROWS)
+    rows = [driver.start(sequence) for sequence in (first, *others)]
+    driver.step()
+    with Replayed(model.loaded) as replayed:
+        rows.append(driver.start(second, shared_from=first, num_shared=BLOCK_SIZE))
+        driver.step()
+        assert replayed.sizes == [4]
+        driver.run(rows, NUM_OUTPUTS)
+    assert second.outputs == first.outputs
+    assert_margin(model, first, second, *others, num_outputs=NUM_OUTPUTS)
+
+
+@pytest.mark.parametrize("max_rows", [1, 2, 3, 5, 8, 24, 31, 33, 100, 256, 1000, 65536])
+def test_the_ladder_is_short_and_wastes_little(max_rows):
+    sizes = ladder(max_rows)
+    assert sizes[-1] == max_rows
+    assert sizes == sorted(set(sizes))
+    assert {size for size in (1, 2, 4, 8, 16, 24, 32) if size <= max_rows} <= set(sizes)
+    assert len(sizes) <= 8 + 4 * max_rows.bit_length()
+    for smaller, larger in itertools.pairwise(sizes):
+        assert larger <= 2 * smaller
+        assert smaller < 16 or larger <= 1.5 * smaller
