@@ -7,9 +7,11 @@ block 0 and belongs to nobody, and see only that.
 """
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from executor_svc.model.forward import Columns
 from executor_svc.model.staging import Column, Layout
@@ -95,7 +97,7 @@ class DecodeGraphs:
         """A step that fits, as it goes to the device; `long` is empty or has the column `is_long`."""
         num_rows, size = len(step.rows), self._size_for(len(step.rows))
         rows = token_rows(step)
-        values = {
+        values: dict[str, NDArray[Any]] = {
             "token_ids": step.token_ids,
             "token_rows": rows,
             "positions": step.positions,

@@ -4,12 +4,13 @@ import itertools
 import math
 
 import pytest
-import torch
+import transformers
 
-from executor_svc.model.decode_graphs import DecodeGraphs, ladder
-from tests.model.conftest import BLOCK_SIZE, MAX_ROWS, random_ids
+from executor_svc.model.decode_graphs import ladder
+from tests.model.conftest import BLOCK_SIZE, MAX_ROWS, Model, random_ids
 from tests.model.driver import Driver, row_sampling
 from tests.model.test_margin import assert_margin, drawn, greedy
+from tests.tiny_models import TINY_DECODER, save_model
 
 NUM_OUTPUTS = 14
 PENALTIES = {"repetition_penalty": 1.2, "frequency_penalty": 0.3, "presence_penalty": 0.2}
@@ -23,7 +24,6 @@ class Replayed:
 
     def __init__(self, loaded):
         self.runner, self.sizes = loaded.runner, []
-        facts = loaded.facts
         remaining = ladder(MAX_ROWS)
 
         def recorder(work):
@@ -96,7 +96,7 @@ def test_entries_past_a_rows_blocks_may_be_anything(llama):
 
 def test_only_steps_of_single_tokens_that_all_sample_are_replayed(llama):
     driver = Driver(llama.loaded, MAX_ROWS)
-    with Replayed(llama.loaded, max_rows=2) as replayed:
+    with Replayed(llama.loaded) as replayed:
         rows = [driver.start(greedy(random_ids(i, 6))) for i in range(3)]
         driver.step(chunk=1, rows=rows[:2])  # single tokens, but none samples
         driver.step(rows=rows[:2])  # prompts
@@ -104,10 +104,10 @@ def test_only_steps_of_single_tokens_that_all_sample_are_replayed(llama):
         driver.step(rows=rows[:2])
         assert replayed.sizes == [2]
         driver.step(rows=[rows[0], rows[2]])  # a prompt beside a row that decodes
-        driver.step()  # more rows than the largest size
         assert replayed.sizes == [2]
+        driver.step()
         driver.step(rows=rows[1:2])
-        assert replayed.sizes == [2, 1]
+        assert replayed.sizes == [2, 4, 1]
 
 
 def test_a_prompts_last_token_alone_is_replayed_with_its_own_id(model):
@@ -123,6 +123,19 @@ def test_a_prompts_last_token_alone_is_replayed_with_its_own_id(model):
         driver.run(rows, NUM_OUTPUTS)
     assert second.outputs == first.outputs
     assert_margin(model, first, second, *others, num_outputs=NUM_OUTPUTS)
+
+
+def test_long_and_short_rows_are_replayed_with_the_factors_of_each(tmp_path):
+    rope = {
+        "rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32,
+        "short_factor": [1.0 + i / 8 for i in range(8)], "long_factor": [4.0] * 8,
+    }  # fmt: skip
+    model = Model(save_model(tmp_path, transformers.LlamaConfig(**TINY_DECODER, rope_parameters=rope)))
+    sequences = [greedy(random_ids(length, length)) for length in (4, 33, 16, 60, 9)]
+    with Replayed(model.loaded) as replayed:
+        Driver(model.loaded, MAX_ROWS).generate(sequences, NUM_OUTPUTS)
+    assert set(replayed.sizes) == {8}
+    assert_margin(model, *sequences, num_outputs=NUM_OUTPUTS)
 
 
 @pytest.mark.parametrize("max_rows", [1, 2, 3, 5, 8, 24, 31, 33, 100, 256, 1000, 65536])
