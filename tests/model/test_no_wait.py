@@ -122,14 +122,19 @@ def runner_without_values(config) -> ModelRunner:
     """A whole model and its runner on the device without values; kernels look at their arguments and give nothing."""
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
     layers = prove(model, 64)
+    switch_len = 5 if "longrope" in str(config) else 0
+    long_tokens = rotary.install(model, switch_len)
     model.to(META)
+    for module in model.modules():
+        if isinstance(module.forward, rotary._Rotary):
+            module.forward._short.to(META)
+            module.forward._long.to(META)
     backend = Backend("none", attend, check_write, copy)
     memory, current = KVMemory.allocate(layers, 64, BLOCK_SIZE, META), attention.CurrentStep()
     attention.register()
     model.set_attn_implementation(attention.ATTENTION_NAME)
     for layer, (keys, values) in zip(layers, memory.layers, strict=True):
-        attention.attach(layer.module, attention.PagedLayer(backend, keys, values, current))
-    switch_len = 5 if "longrope" in str(config) else 0
+        attention.attach(layer.module, attention.PagedLayer(backend, keys, values, current, layer.window))
     return ModelRunner(
         model,
         memory,
@@ -137,7 +142,7 @@ def runner_without_values(config) -> ModelRunner:
         backend,
         vocab_size=VOCAB_SIZE,
         max_rows=MAX_ROWS,
-        long_tokens=rotary.install(model, switch_len),
+        long_tokens=long_tokens,
         rope_switch_len=switch_len,
     )
 
