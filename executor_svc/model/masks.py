@@ -15,8 +15,12 @@ from executor_svc.model.refusal import ModelRefused
 MAX_MASK_LENGTH = 1 << 16  # rules are asked up to this position
 
 
+class MaskChanged(Exception):
+    """A model did something with its mask but hand it on, so which tokens its queries see is known to nobody else."""
+
+
 class MaskRule:
-    """Stands where a mask would be. A model that does anything with it but hand it on is refused."""
+    """Stands where a mask would be. Raises MaskChanged at any use but `window`."""
 
     def __init__(self, allows: Callable[..., torch.Tensor]) -> None:
         self._allows = allows
@@ -44,18 +48,20 @@ class MaskRule:
             )
         return window
 
-    def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise ModelRefused(
-            "it changes its attention mask by itself, so which tokens its queries see is known to nobody else "
-            "(attention to a chosen few of the tokens is made so)"
-        )
+    def __getitem__(self, index: object) -> "MaskRule":
+        """All of it is the same rule; Gemma 4 asks for that."""
+        if isinstance(index, tuple) and all(part in (slice(None), slice(0, None)) for part in index):
+            return self
+        raise MaskChanged
 
-    __getattr__ = __getitem__ = __len__ = __add__ = __radd__ = __mul__ = __rmul__ = __and__ = __or__ = _refuse
-    __invert__ = _refuse
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise MaskChanged
+
+    __getattr__ = __len__ = __add__ = __radd__ = __mul__ = __rmul__ = __and__ = __or__ = __invert__ = _refuse
 
     @classmethod
     def __torch_function__(cls, *_: Any, **__: Any) -> NoReturn:
-        cls._refuse(cls)  # type: ignore[arg-type]
+        raise MaskChanged
 
 
 def keep_rule(*, mask_function: Callable[..., torch.Tensor], **_: object) -> MaskRule:

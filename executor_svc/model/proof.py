@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from executor_svc.model import looking
 from executor_svc.model.looking import Heads
-from executor_svc.model.masks import MaskRule, keep_rule
+from executor_svc.model.masks import MaskChanged, MaskRule, keep_rule
 from executor_svc.model.own_positions import CountingLayers
 from executor_svc.model.refusal import ModelRefused
 
@@ -72,6 +72,11 @@ def prove(model: PreTrainedModel, max_model_len: int) -> list[ProvenLayer]:
             logits = _pass(model, spread, torch.full_like(ascending, min(1, max_model_len - 1)))
     except ModelRefused:
         raise
+    except MaskChanged as error:
+        raise ModelRefused(
+            f"{type(model).__name__} chooses by itself which tokens its queries see (sparse attention, for example), "
+            "which is not supported"
+        ) from error
     except Exception as error:
         # Whatever the model's own code raises means the same.
         raise ModelRefused(
@@ -158,21 +163,16 @@ def _check_arguments(name: str, arguments: dict[str, Any]) -> None:
     for argument, value in arguments.items():
         known = argument in _HONOURED or argument in _HARMLESS
         if not known and value is not None and value not in _ONLY.get(argument, ()):
-            raise ModelRefused(f"{name} passes {argument}={value!r} to its attention function, which is not understood")
+            shown = f"a tensor of {list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
+            raise ModelRefused(f"{name} passes {argument} ({shown}) to its attention function, which is not understood")
 
 
 def _check_calls(model: PreTrainedModel, layers: list[ProvenLayer]) -> None:
-    name, num_layers = type(model).__name__, model.config.get_text_config().num_hidden_layers
-    num_modules = len({layer.module for layer in layers})
+    name, num_modules = type(model).__name__, len({layer.module for layer in layers})
     if not layers:
         raise ModelRefused(f"{name} has an attention of its own, which cannot be replaced by ours")
     if num_modules < len(layers):
         raise ModelRefused(
             f"{name} attends more than once in a layer ({len(layers)} times in {num_modules} layers), "
             "which takes more keys and values than there is memory for"
-        )
-    if num_modules != num_layers:
-        raise ModelRefused(
-            f"{name} has {num_layers} layers, of which {num_modules} attend; the others mix tokens in another way "
-            "(a recurrent state, a convolution)"
         )

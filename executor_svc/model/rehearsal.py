@@ -55,6 +55,7 @@ def rehearse(model: PreTrainedModel, layers: list[ProvenLayer], max_model_len: i
     vocab_size, drawn = model.config.get_text_config().vocab_size, torch.Generator().manual_seed(0)
     lengths = [min(sum(parts), max_model_len) for parts in PARTS]
     sequences = [torch.randint(vocab_size, (length,), generator=drawn).to(model.device) for length in lengths]
+    takes_positions = "logits_to_keep" in inspect.signature(model.forward).parameters
     try:
         own = [_Own() for _ in sequences]
         own_logits = [looking.forward(model, OWN_NAME, *pair) for pair in zip(own, sequences, strict=True)]
@@ -62,7 +63,10 @@ def rehearse(model: PreTrainedModel, layers: list[ProvenLayer], max_model_len: i
         for parts in _steps(lengths):
             packed.begin(parts)
             tokens = torch.cat([sequences[part.sequence][_span(part)] for part in parts])
-            logits = looking.forward(model, PACKED_NAME, packed, tokens, position_ids=packed.positions[None])
+            inputs: dict[str, torch.Tensor] = {"position_ids": packed.positions[None]}
+            if takes_positions:  # as in serving: some models leave out tokens whose logits are not asked for
+                inputs["logits_to_keep"] = torch.arange(len(tokens), device=model.device)
+            logits = looking.forward(model, PACKED_NAME, packed, tokens, **inputs)
             packed.compare("logits", logits, torch.cat([own_logits[part.sequence][_span(part)] for part in parts]))
     except ModelRefused:
         raise
