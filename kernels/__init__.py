@@ -8,6 +8,7 @@ may differ in size. Choose a backend once, at start, with `backend(device)`, and
 * `copy_blocks` copies whole blocks, for copy-on-write.
 """
 
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -30,6 +31,18 @@ class Backend:
 
 
 def backend(device: torch.device) -> Backend:
-    """The backend that serves `device`. Chosen by the kind of device alone, so a start never differs by luck."""
-    del device  # plain torch runs on each of them; it is the only backend yet
-    return Backend("reference", reference.paged_attention, reference.write_kv, reference.copy_blocks)
+    """The backend that serves `device`. Chosen by the kind of device alone, so a start never differs by luck.
+
+    Raises KernelInputError for a device that none serves, and where the package that its kernels need is missing.
+    """
+    if device.type == "cpu":
+        return Backend("reference", reference.paged_attention, reference.write_kv, reference.copy_blocks)
+    if device.type != "cuda":
+        raise KernelInputError(f"device: is {device}, must be cpu or cuda; there are no kernels for another kind")
+    if importlib.util.find_spec("triton") is None:
+        raise KernelInputError(
+            f"device: {device} needs the package triton, which is not installed: pip install 'paged-inference[gpu]'"
+        )
+    from kernels import triton  # only here: a machine without a GPU need not have Triton
+
+    return Backend("triton", triton.paged_attention, triton.write_kv, triton.copy_blocks)
