@@ -20,7 +20,7 @@ PROGRAMS_PER_PROCESSOR = 2  # that a split context should give
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """`block_m` matrix rows: `queries` queries of `heads` heads. A step takes `keys` positions, `stages` are under way."""
+    """`block_m` matrix rows: `queries` queries of `heads` heads. A step takes `keys` positions, `stages` at once."""
 
     block_m: int
     queries: int
