@@ -15,7 +15,7 @@ from typing import Any
 
 import structlog
 
-from executor_svc.model.refusal import ModelRefused, check_complete
+from executor_svc.model.refusal import ModelRefused, check_complete, reason
 
 log = structlog.get_logger(__name__)
 
@@ -74,10 +74,12 @@ def convert(gguf_file: Path, directory: Path) -> None:
             output_loading_info=True,
         )
         model, report = loaded
-        check_complete(gguf_file, report)
+        check_complete(gguf_file, report, model.state_dict())
         tokenizer = AutoTokenizer.from_pretrained(**place)
-    except (OSError, ValueError, KeyError, RuntimeError, NotImplementedError, ImportError) as error:
-        raise ModelRefused(f"{gguf_file} cannot be converted: {type(error).__name__}: {error}") from error
+    except ModelRefused:
+        raise
+    except Exception as error:  # whatever readers of broken files raise
+        raise ModelRefused(f"{gguf_file} cannot be converted: {reason(error)}") from error
     config = model.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config  # it speaks of the file, whose weights are plain ones now

@@ -6,8 +6,9 @@ import structlog
 from transformers import PreTrainedModel
 
 from executor_svc.loaded import LoadedModel
-from executor_svc.model import attention, loading, rotary
+from executor_svc.model import attention, loading, quantized, rotary
 from executor_svc.model.bundle import make_bundle
+from executor_svc.model.checkpoint import check_directory
 from executor_svc.model.facts import gather_facts, model_len, rope_switch_len, vocab_size
 from executor_svc.model.memory import KVMemory, block_bytes, choose_num_blocks, fit_model_len, step_bytes, useful_blocks
 from executor_svc.model.proof import ProvenLayer, prove
@@ -26,8 +27,11 @@ def load(settings: ExecutorSettings) -> LoadedModel:
     device = loading.choose_device(settings.device)
     name, trust = settings.model or "", settings.trust_remote_code
     directory = loading.find_directory(name, settings.cache_dir, trust_remote_code=trust)
+    stored = check_directory(directory)
+    config = loading.load_config(directory, trust_remote_code=trust)
     tokenizer = loading.load_tokenizer(directory, trust_remote_code=trust)
-    model = loading.load_model(directory, settings.dtype, device, trust_remote_code=trust)
+    quantized.prepare(directory, config, stored)
+    model = loading.load_model(directory, config, settings.dtype, device, trust_remote_code=trust)
     max_model_len = model_len(model.config, settings.max_model_len)
     kernels = backend(device)
     layers = prove(model, max_model_len)

@@ -2,18 +2,28 @@
 
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import structlog
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+import transformers
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils.logging import disable_progress_bar
 
 from executor_svc.model import gguf
-from executor_svc.model.refusal import ModelRefused, check_complete
+from executor_svc.model.refusal import ModelRefused, check_complete, reason
 
 log = structlog.get_logger(__name__)
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt"]
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def refuse_foreign_kernels() -> None:
@@ -58,27 +68,49 @@ def find_directory(model: str, cache_dir: Path, *, trust_remote_code: bool) -> P
         raise ModelRefused(f"model {model} is no directory here, and the hub does not give it: {error}") from error
 
 
-def load_model(directory: Path, dtype: str, device: torch.device, *, trust_remote_code: bool) -> PreTrainedModel:
+def load_config(directory: Path, *, trust_remote_code: bool) -> PreTrainedConfig:
+    """The configuration of a model that generates text. Raises ModelRefused."""
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(
+            directory, trust_remote_code=trust_remote_code, local_files_only=True
+        )
+    except Exception as error:  # whatever a model's own checks raise
+        raise ModelRefused(f"{directory}: config.json cannot be used: {reason(error)}") from error
+    if config.is_encoder_decoder:
+        raise ModelRefused(f"{directory} is an encoder with a decoder ({config.model_type}); only decoders are served")
+    return config
+
+
+def load_model(
+    directory: Path, config: PreTrainedConfig, dtype: str, device: torch.device, *, trust_remote_code: bool
+) -> PreTrainedModel:
     """In evaluation mode, on `device`; `dtype` as torch names it, or `auto` for the saved one. Raises ModelRefused."""
     disable_progress_bar()  # stderr is for log lines
     model: PreTrainedModel
-    report: dict[str, set[str]]
+    report: dict[str, set[Any]]
     try:
         model, report = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]  # a pair, with the report asked for
             directory,
+            config=config,
             dtype=dtype if dtype == "auto" else getattr(torch, dtype),
             use_safetensors=True,  # other formats run code when they are read
             trust_remote_code=trust_remote_code,
             local_files_only=True,
+            ignore_mismatched_sizes=True,  # reported, and refused below by name
             output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, AttributeError) as error:
-        raise ModelRefused(f"{directory} cannot be loaded: {type(error).__name__}: {error}") from error
-    check_complete(directory, report)
+    except Exception as error:  # whatever the model's own code and that of its format raise
+        raise ModelRefused(f"{directory} cannot be loaded: {reason(error)}") from error
+    check_complete(directory, report, model.state_dict())
+    _check_architecture(directory, config, model)
+    if model.dtype not in _DTYPES:
+        raise ModelRefused(f"{directory} has weights of type {model.dtype}; set dtype to float32, bfloat16 or float16")
     if unexpected := sorted(report["unexpected_keys"]):
         log.warning("weights_not_used", directory=str(directory), count=len(unexpected), first=unexpected[0])
     model.to(device)  # type: ignore[arg-type]  # its signature is hidden by a wrapper
-    return model.eval().requires_grad_(False)
+    model.eval().requires_grad_(False)
+    _check_runs(directory, model)
+    return model
 
 
 def load_tokenizer(directory: Path, *, trust_remote_code: bool) -> PreTrainedTokenizerBase:
@@ -87,6 +119,32 @@ def load_tokenizer(directory: Path, *, trust_remote_code: bool) -> PreTrainedTok
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             directory, trust_remote_code=trust_remote_code, local_files_only=True
         )
-    except (OSError, ValueError, KeyError, ImportError, TypeError, AttributeError) as error:
-        raise ModelRefused(f"{directory} has no usable tokenizer: {type(error).__name__}: {error}") from error
+    except Exception as error:  # whatever a tokenizer's own code raises
+        raise ModelRefused(f"{directory} has no usable tokenizer: {reason(error)}") from error
     return tokenizer
+
+
+def _check_architecture(directory: Path, config: PreTrainedConfig, model: PreTrainedModel) -> None:
+    """Weights of a classifier, say, may fit a model that generates text, and would make it babble."""
+    stated = config.architectures or []
+    loaded = {kind.__name__ for kind in type(model).__mro__}
+    if not loaded & set(stated) and (other := next((name for name in stated if hasattr(transformers, name)), None)):
+        raise ModelRefused(
+            f"{directory}: config.json says that the weights are those of {other}, but what generates text of "
+            f"model_type {config.model_type} is {type(model).__name__}; correct architectures or model_type"
+        )
+
+
+def _check_runs(directory: Path, model: PreTrainedModel) -> None:
+    """One token, with the model's own attention: what fails here has nothing to do with ours."""
+    token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
+    try:
+        with torch.inference_mode():
+            logits: torch.Tensor = model(input_ids=token, use_cache=False).logits
+    except Exception as error:
+        saved = f" (saved as {model.config.dtype})" if hasattr(model.config, "quantization_config") else ""
+        raise ModelRefused(
+            f"{directory} does not run on {model.device} in {model.dtype}{saved}: {reason(error)}"
+        ) from error
+    if logits.isnan().all():
+        raise ModelRefused(f"{directory} gives no finite logits in {model.dtype}: weights are broken, or out of range")

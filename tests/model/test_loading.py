@@ -20,7 +20,7 @@ from tests.margin import assert_greedy, reference_logits
 from tests.model.conftest import MAX_ROWS, Model, random_ids, settings_for
 from tests.model.driver import Driver, Sequence, row_sampling
 from tests.model.test_margin import NUM_OUTPUTS, assert_margin, greedy
-from tests.tiny_models import TINY_DECODER, VOCAB_SIZE, save_model, save_tokenizer
+from tests.tiny_models import TINY_DECODER, VOCAB_SIZE, save_tokenizer
 
 
 @pytest.fixture
@@ -81,30 +81,10 @@ def test_ids_end_where_the_tokenizer_ends(directory):
     assert max(max(ids) for sequence in sequences for ids, _, _ in sequence.logprobs) < 300
 
 
-@pytest.mark.parametrize("stored_head", [False, True])
-def test_tied_embeddings_are_the_head_whether_it_is_stored_or_not(tmp_path, stored_head):
-    save_model(tmp_path, transformers.LlamaConfig(**TINY_DECODER, tie_word_embeddings=True))
-    if stored_head:
-        weights = load_file(tmp_path / "model.safetensors")
-        weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
-        save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    model, sequence = Model(tmp_path), greedy(random_ids(1, 9))
-    Driver(model.loaded, MAX_ROWS).generate([sequence], NUM_OUTPUTS)
-    assert_margin(model, sequence)
-
-
-def test_a_weight_that_is_missing_is_refused_by_name(directory):
-    weights = load_file(directory / "model.safetensors")
-    del weights["lm_head.weight"]
-    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ModelRefused, match=r"lm_head\.weight"):
-        load(settings_for(directory))
-
-
 def test_pickled_weights_are_refused(directory):
     torch.save(load_file(directory / "model.safetensors"), directory / "pytorch_model.bin")
     (directory / "model.safetensors").unlink()
-    with pytest.raises(ModelRefused, match="cannot be loaded"):
+    with pytest.raises(ModelRefused, match="runs code when it is read"):
         load(settings_for(directory))
 
 

@@ -1,0 +1,94 @@
+"""What is in a model's directory, checked before anything is loaded: settings that can be read, and weight files that
+are whole. From the weight files only their headers are read."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from executor_svc.model.refusal import ModelRefused
+
+_SETTINGS = ("config.json", "generation_config.json", "tokenizer_config.json")
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Type and shape as safetensors spells them: `BF16`, `F8_E4M3`, ..."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def check_directory(directory: Path) -> dict[str, StoredTensor]:
+    """All stored weights by name. Raises ModelRefused."""
+    if (directory / "adapter_config.json").exists():
+        raise ModelRefused(
+            f"{directory} holds an adapter (adapter_config.json), which would not be applied; "
+            "merge it into its base model and name the merged one, or remove that file"
+        )
+    if not (directory / "config.json").is_file():
+        inside = next(iter(sorted(directory.glob("*.gguf"))), None)
+        hint = f"name the file: {inside}" if inside else "name a directory that a model was saved to"
+        raise ModelRefused(f"{directory} has no config.json; {hint}")
+    for name in _SETTINGS:
+        if (directory / name).exists():
+            _read_object(directory / name)
+    stored: dict[str, StoredTensor] = {}
+    for file in _weight_files(directory):
+        stored |= _read_header(file)
+    return stored
+
+
+def _weight_files(directory: Path) -> Iterator[Path]:
+    """One file, or else those that the index names."""
+    if (directory / _SINGLE).exists():
+        yield directory / _SINGLE
+        return
+    index = directory / _INDEX
+    if not index.exists():
+        other = next((file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in directory.glob(pattern)), None)
+        found = f"; {other} is of a kind that runs code when it is read" if other else ""
+        raise ModelRefused(f"{directory} has neither {_SINGLE} nor {_INDEX}{found}; save the model as safetensors")
+    names = _read_object(index).get("weight_map")
+    if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
+        raise ModelRefused(f"{index} has no weight_map of names to files; save the model again")
+    for name in sorted(set(names.values())):
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise ModelRefused(f"{index} names {name}, which is no .safetensors file of that directory")
+        if not (directory / name).exists():
+            raise ModelRefused(f"{directory} lacks {name}, which {_INDEX} names; copy or download that file again")
+        yield directory / name
+
+
+def _read_header(file: Path) -> dict[str, StoredTensor]:
+    """A header of JSON behind its length in 8 bytes; then the tensors, which end where the file does."""
+    broken = f"{file} is cut short or is no safetensors file; copy or download it again"
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
+            raise ModelRefused(broken)
+        text = stream.read(length)
+    try:
+        header = json.loads(text)
+        header.pop("__metadata__", None)
+        tensors = {name: StoredTensor(entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()}
+        end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ModelRefused(broken) from error
+    if 8 + length + end != size:
+        raise ModelRefused(f"{file} has {size} bytes where its header names {8 + length + end}; copy it again")
+    return tensors
+
+
+def _read_object(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelRefused(f"{file} cannot be read as JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelRefused(f"{file} holds a {type(content).__name__} where an object belongs")
+    return content
