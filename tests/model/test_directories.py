@@ -164,13 +164,7 @@ def test_a_directory_with_nothing_but_a_gguf_file_is_refused_with_its_name(tmp_p
     assert f"name the file: {tmp_path}/model.gguf" in refusal(tmp_path)
 
 
-SMALL = {
-    "vocab_size": 320,
-    "hidden_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-}
+SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
 OTHERS = {
     "encoder and decoder": lambda: transformers.BartConfig(vocab_size=320, d_model=32, encoder_layers=1,
         decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=32, decoder_ffn_dim=32),
@@ -232,7 +226,7 @@ def remote(directory, monkeypatch):
         "AutoConfig": "configuration_house.HouseConfig",
         "AutoModelForCausalLM": "modeling_house.HouseForCausalLM",
     }
-    edit_json(directory / "config.json", model_type="house", architectures=["HouseForCausalLM"], auto_map=classes)
+    edit_json(directory / "config.json", model_type="house", architectures=["HouseForCausalLM"], auto_map=places)
     return directory
 
 
@@ -285,7 +279,7 @@ def test_the_head_is_the_stored_one_or_else_the_embeddings(tmp_path, head):
     model, sequence = Model(tied(tmp_path, head)), greedy(random_ids(1, 9))
     weights = load_file(tmp_path / "model.safetensors")
     expected = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
-    assert torch.equal(model.loaded.runner._model.lm_head.weight, expected)
+    assert torch.equal(model.loaded.runner.forward.model.lm_head.weight, expected)
     Driver(model.loaded, MAX_ROWS).generate([sequence], NUM_OUTPUTS)
     assert_margin(model, sequence)
 

@@ -239,7 +239,7 @@ def test_a_rotary_module_that_looks_at_other_tokens_is_refused(tmp_path, monkeyp
 
 def test_nothing_in_a_step_waits_for_the_highest_position(longrope):
     """What would be a wait for the device shows on the meta device as an error."""
-    rotary = copy.deepcopy(longrope.loaded.runner._model.model.rotary_emb.forward)
+    rotary = copy.deepcopy(longrope.loaded.runner.forward.model.model.rotary_emb.forward)
     for half in (rotary._short, rotary._long):
         half.to("meta")
     x, positions = torch.zeros(1, 1, 1, device="meta"), torch.zeros(1, 5, dtype=torch.int64, device="meta")
