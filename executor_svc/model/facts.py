@@ -1,6 +1,8 @@
 """What a scheduler must know of the model: `ModelFacts`, gathered from all places where models keep it."""
 
 import hashlib
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +28,15 @@ def gather_facts(
 ) -> executor_pb2.ModelFacts:
     dtype = str(model.dtype).removeprefix("torch.")
     num_ids = vocab_size(model, tokenizer)
-    configs = [model.config, model.config.get_text_config(), model.generation_config, tokenizer]
-    bos = next((ids[0] for ids in (_ids(c, "bos_token_id", num_ids) for c in reversed(configs)) if ids), None)
+    places = [*_stated(directory, model.config), vars(model.generation_config)]
+    places.append({name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id")})
+    bos = next((ids[0] for ids in (_ids(place, "bos_token_id", num_ids) for place in reversed(places)) if ids), None)
     return executor_pb2.ModelFacts(
         name=served_name,
         architecture=type(model).__name__,
         vocab_size=num_ids,
         max_model_len=max_model_len,
-        eos_token_ids=sorted({token for config in configs for token in _ids(config, "eos_token_id", num_ids)}),
+        eos_token_ids=sorted({token for place in places for token in _ids(place, "eos_token_id", num_ids)}),
         bos_token_id=bos,
         dtype=dtype,
         fingerprint=fingerprint(directory, dtype),
@@ -43,10 +46,14 @@ def gather_facts(
 
 
 def vocab_size(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Ids that the model has an output for and the tokenizer a text; heads are often padded to a round width."""
-    head = model.get_output_embeddings()
-    width = model.config.get_text_config().vocab_size if head is None else head.weight.shape[0]
-    return min(width, max(tokenizer.get_vocab().values(), default=-1) + 1)
+    """Ids that the model can read and write and the tokenizer has a text for.
+
+    Heads are often padded to a round width, and tokenizers may have had tokens added that the model has not.
+    """
+    head, stated = model.get_output_embeddings(), model.config.get_text_config().vocab_size
+    width = stated if head is None else head.weight.shape[0]
+    readable = getattr(model.get_input_embeddings(), "num_embeddings", stated)
+    return min(width, readable, max(tokenizer.get_vocab().values(), default=-1) + 1)
 
 
 def model_len(config: PreTrainedConfig, wanted: int | None) -> int:
@@ -122,8 +129,18 @@ def _ends_at_original_len(parameters: dict[str, Any]) -> bool:
     return _rope_type(parameters) == "dynamic" or "short_mscale" in parameters
 
 
-def _ids(config: Any, name: str, num_ids: int) -> list[int]:
+def _stated(directory: Path, config: PreTrainedConfig) -> list[dict[str, Any]]:
+    """What config.json says, and its part for text. A configuration object adds ids that nobody wrote down."""
+    stated = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    text = config.get_text_config()
+    nested = [
+        value for name, value in stated.items() if isinstance(value, dict) and getattr(config, name, None) is text
+    ]
+    return [stated, *nested]
+
+
+def _ids(place: Mapping[str, Any], name: str, num_ids: int) -> list[int]:
     """A token id setting may be an id, a list of ids, null, or missing; ids that cannot come are left out."""
-    value = getattr(config, name, None)
+    value = place.get(name)
     ids = value if isinstance(value, list | tuple) else [value]
-    return [token for token in ids if isinstance(token, int) and 0 <= token < num_ids]
+    return [token for token in ids if type(token) is int and 0 <= token < num_ids]

@@ -111,8 +111,12 @@ def check_detokenize(request: inference_pb2.DetokenizeRequest, limits: Limits) -
 
 
 def check_prompt_ids(field: str, prompt_ids: Sequence[int], limits: Limits) -> None:
-    """Raises InvalidRequest for `field` where the tokenized prompt is empty or leaves no room for an answer."""
+    """Raises InvalidRequest for `field` where the tokenized prompt is empty, leaves no room for an answer, or has a
+    token that the model lacks (as a tokenizer may have more of them than the model)."""
     _raise_if_any(_prompt_length_violations(field, len(prompt_ids), limits))
+    if (highest := max(prompt_ids)) >= limits.vocab_size:
+        found = f"gives token {highest} where the model's vocabulary ends at {limits.vocab_size}; leave that text out"
+        raise InvalidRequest(FieldViolation(field, found))
 
 
 def check_one_message(request: inference_pb2.GenerateRequest, num_prompt: int, limits: Limits) -> None:

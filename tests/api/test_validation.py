@@ -187,6 +187,12 @@ def test_an_empty_tokenized_prompt_is_refused_by_the_field_it_came_from() -> Non
     assert [violation.field for violation in caught.value.violations] == ["text"]
 
 
+def test_a_text_with_a_token_that_the_model_lacks_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="gives token 512") as caught:
+        validation.check_prompt_ids("text", [3, 512], LIMITS)
+    assert [violation.field for violation in caught.value.violations] == ["text"]
+
+
 def test_unset_fields_become_the_documented_defaults() -> None:
     request = validation.generation_request(generate_request("hi"), [1], LIMITS)
     seed = request.sampling.seed

@@ -20,7 +20,7 @@ from tests.margin import assert_greedy, reference_logits
 from tests.model.conftest import MAX_ROWS, Model, random_ids, settings_for
 from tests.model.driver import Driver, Sequence, row_sampling
 from tests.model.test_margin import NUM_OUTPUTS, assert_margin, greedy
-from tests.tiny_models import TINY_DECODER, VOCAB_SIZE, save_tokenizer
+from tests.tiny_models import TINY_DECODER, VOCAB_SIZE
 
 
 @pytest.fixture
@@ -35,27 +35,6 @@ def edit_json(file, **changes):
     file.write_text(json.dumps({name: value for name, value in content.items() if value != "missing"}))
 
 
-def eos_ids(directory) -> list[int]:
-    return list(load(settings_for(directory)).facts.eos_token_ids)
-
-
-@pytest.mark.parametrize(
-    ("config", "generation", "expected"),
-    [
-        (5, 5, {5}),
-        (5, [6, 7], {5, 6, 7}),
-        ([5, 6], None, {5, 6}),
-        (None, 7, {7}),
-        (None, None, set()),
-        ([5, 10_000], "missing", {5}),
-    ],
-)
-def test_end_tokens_are_the_union_of_all_places(directory, config, generation, expected):
-    edit_json(directory / "config.json", eos_token_id=config, pad_token_id=None)
-    edit_json(directory / "generation_config.json", eos_token_id=generation)
-    assert set(eos_ids(directory)) == expected | {257}  # the tokenizer's own
-
-
 def test_facts_name_the_model_and_its_limits(directory):
     loaded = load(settings_for(directory, served_name="small"))
     facts = loaded.facts
@@ -64,21 +43,6 @@ def test_facts_name_the_model_and_its_limits(directory):
     assert (facts.bos_token_id, list(facts.eos_token_ids)) == (256, [257])
     assert loaded.num_blocks == 600
     assert loaded.warm_up_ms >= 1
-
-
-def test_ids_end_where_the_tokenizer_ends(directory):
-    save_tokenizer(directory, 300)
-    weights = load_file(directory / "model.safetensors")
-    weights["lm_head.weight"][300:] *= 50
-    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
-    loaded = load(settings_for(directory))
-    assert loaded.facts.vocab_size == 300
-    sequences = [
-        Sequence([1 + i], 1, row_sampling(temperature=2.0 * (i % 2), seed=i, logprobs=5)) for i in range(MAX_ROWS)
-    ]
-    Driver(loaded, MAX_ROWS).generate(sequences, 10)
-    assert max(max(sequence.outputs) for sequence in sequences) < 300
-    assert max(max(ids) for sequence in sequences for ids, _, _ in sequence.logprobs) < 300
 
 
 def test_pickled_weights_are_refused(directory):
