@@ -52,6 +52,14 @@ class ExecutorSettings(BaseSettings):
         description="KV blocks, one of them reserved; sized by memory (simulated: 4096) if unset.",
     )
     kv_memory: int | None = Field(None, ge=1, description="Bytes of KV memory; sized by what is free if unset.")
+    memory_share: float = Field(
+        0.9,
+        gt=0,
+        le=1,
+        description="Share of a GPU's memory that is filled, what other processes hold included; KV memory takes what "
+        "weights and steps leave of it.",
+    )
+    cuda_graphs: bool = Field(True, description="Record decode steps as CUDA graphs.")
     max_rows: int = Field(256, ge=1, le=65536, description="Sequences that may run at once.")
     tokens_per_step: int = Field(1024, ge=2, le=1 << 20, description="Tokens that one step may compute.")
     plans_in_flight: int = Field(2, ge=1, le=16, description="Plans that a scheduler may send ahead of their results.")

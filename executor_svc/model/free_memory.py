@@ -9,11 +9,17 @@ _CGROUP_V1 = _CGROUP / "memory"
 
 
 def available_bytes(device: torch.device) -> int:
-    """On a CPU the least of what the kernel calls available and what this process's control group has left."""
+    """On a CPU the least of what the kernel calls available and what this process's control group has left; on a GPU
+    what nobody has, whichever process it is."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     limits = [_machine(), _cgroup_v2(), _cgroup_v1()]
     return min(limit for limit in limits if limit is not None)
+
+
+def outside_share(device: torch.device, memory_share: float) -> int:
+    """Bytes of a GPU that are to stay free when all processes together hold `memory_share` of it; 0 on a CPU."""
+    return round((1 - memory_share) * torch.cuda.mem_get_info(device)[1]) if device.type == "cuda" else 0
 
 
 def _machine() -> int:

@@ -1,65 +1,70 @@
 """The real model, ready to serve: loaded, proved to be understood, given its memory, and warmed up."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
-from transformers import PreTrainedModel
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from executor_svc.loaded import LoadedModel
 from executor_svc.model import attention, loading, quantized, rotary
 from executor_svc.model.bundle import make_bundle
 from executor_svc.model.checkpoint import check_directory
+from executor_svc.model.cuda_graphs import record_graphs
+from executor_svc.model.device import check_dtype, choose_device, refusing_out_of_memory
 from executor_svc.model.facts import gather_facts, model_len, rope_switch_len, vocab_size
+from executor_svc.model.free_memory import outside_share
 from executor_svc.model.memory import KVMemory, block_bytes, choose_num_blocks, fit_model_len, step_bytes, useful_blocks
 from executor_svc.model.proof import ProvenLayer, prove
 from executor_svc.model.rehearsal import rehearse
 from executor_svc.model.runner import ModelRunner
-from executor_svc.model.warm_up import warm_up
+from executor_svc.model.step_profile import measure_step_bytes
+from executor_svc.model.warm_up import Room, warm_up
 from executor_svc.settings import ExecutorSettings
 from kernels import Backend, backend
 
 log = structlog.get_logger(__name__)
 
+SMALLER_WEIGHTS = "take a smaller or quantised model, or set dtype to a 16-bit type"
+LESS_KV_MEMORY = "set num_blocks or kv_memory to less, or lower memory_share"
+SMALLER_STEPS = "lower tokens_per_step, max_rows or memory_share"
+
 
 def load(settings: ExecutorSettings) -> LoadedModel:
     """Everything that an executor needs of `settings.model`. Raises ModelRefused."""
     loading.refuse_foreign_kernels()
-    device = loading.choose_device(settings.device)
+    device = choose_device(settings.device)
     name, trust = settings.model or "", settings.trust_remote_code
     directory = loading.find_directory(name, settings.cache_dir, trust_remote_code=trust)
     stored = check_directory(directory)
     config = loading.load_config(directory, trust_remote_code=trust)
     tokenizer = loading.load_tokenizer(directory, trust_remote_code=trust)
     quantized.prepare(directory, config, stored)
-    model = loading.load_model(directory, config, settings.dtype, device, trust_remote_code=trust)
+    model = _load_weights(directory, config, settings, device)
     max_model_len = model_len(model.config, settings.max_model_len)
     kernels = backend(device)
     layers = prove(model, max_model_len)
     rehearse(model, layers, max_model_len, kernels)
-    num_ids = vocab_size(model, tokenizer)
+    switch_len = rope_switch_len(model.config, max_model_len)
+    long_tokens = rotary.install(model, switch_len)
+    served = _Served(model, layers, kernels, vocab_size(model, tokenizer), long_tokens, switch_len, settings)
 
     num_blocks = choose_num_blocks(
-        block_bytes(layers, settings.block_size),
-        _step_bytes(model, settings),
+        served.block_bytes,
+        served.step_bytes(max_model_len) + outside_share(device, settings.memory_share),
         device,
         num_blocks=settings.num_blocks,
         kv_bytes=settings.kv_memory,
         most_blocks=useful_blocks(settings.max_rows, max_model_len, settings.block_size),
     )
     max_model_len = fit_model_len(max_model_len, num_blocks, settings.block_size)
-    memory = KVMemory.allocate(layers, num_blocks, settings.block_size, device)
-    switch_len = rope_switch_len(model.config, max_model_len)
-    long_tokens = rotary.install(model, switch_len)
-    runner = ModelRunner(
-        model,
-        memory,
-        _serve_with(kernels, model, layers, memory),
-        kernels,
-        vocab_size=num_ids,
-        max_rows=settings.max_rows,
-        long_tokens=long_tokens,
-        rope_switch_len=switch_len,
-    )
+    room = Room(num_blocks, settings.block_size, settings.max_rows, settings.tokens_per_step, max_model_len)
+    runner = served.make_runner(num_blocks)
+    if device.type == "cuda" and settings.cuda_graphs:
+        record_graphs(runner, device, room.table_width)
+    with refusing_out_of_memory("the largest step", device, needed=None, lower=SMALLER_STEPS):
+        warm_up_ms = warm_up(runner, room, compiles=device.type == "cuda")
     facts = gather_facts(
         model,
         tokenizer,
@@ -67,14 +72,6 @@ def load(settings: ExecutorSettings) -> LoadedModel:
         served_name=settings.served_name or Path(name).name.removesuffix(".gguf"),
         max_model_len=max_model_len,
         block_size=settings.block_size,
-    )
-    warm_up_ms = warm_up(
-        runner,
-        num_blocks=num_blocks,
-        block_size=settings.block_size,
-        max_rows=settings.max_rows,
-        tokens_per_step=settings.tokens_per_step,
-        max_model_len=max_model_len,
     )
     log.info(
         "model_loaded",
@@ -90,16 +87,72 @@ def load(settings: ExecutorSettings) -> LoadedModel:
     return LoadedModel(runner, facts, make_bundle(directory, tokenizer), num_blocks, warm_up_ms)
 
 
-def _serve_with(
-    kernels: Backend, model: PreTrainedModel, layers: list[ProvenLayer], memory: KVMemory
-) -> attention.CurrentStep:
-    """Give each attention layer its caches, and the model our attention function."""
-    attention.register()
-    model.set_attn_implementation(attention.ATTENTION_NAME)
-    current = attention.CurrentStep()
-    for layer, (key_cache, value_cache) in zip(layers, memory.layers, strict=True):
-        attention.attach(layer.module, attention.PagedLayer(kernels, key_cache, value_cache, current, layer.window))
-    return current
+def _load_weights(
+    directory: Path, config: PreTrainedConfig, settings: ExecutorSettings, device: torch.device
+) -> PreTrainedModel:
+    saved = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
+    needed = saved if settings.dtype == "auto" else None  # another type than the saved one takes more or less
+    with refusing_out_of_memory("the weights", device, needed=needed, lower=SMALLER_WEIGHTS):
+        model = loading.load_model(
+            directory, config, settings.dtype, device, trust_remote_code=settings.trust_remote_code
+        )
+    check_dtype(model.dtype, device)
+    return model
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """A model that is understood, and how it is to be served."""
+
+    model: PreTrainedModel
+    layers: list[ProvenLayer]
+    kernels: Backend
+    num_ids: int
+    long_tokens: rotary.LongTokens
+    rope_switch_len: int
+    settings: ExecutorSettings
+
+    @property
+    def block_bytes(self) -> int:
+        return block_bytes(self.layers, self.settings.block_size)
+
+    def make_runner(self, num_blocks: int) -> ModelRunner:
+        """A runner over new KV memory; it takes the model from any made before. Raises ModelRefused."""
+        device, settings = self.model.device, self.settings
+        needed = num_blocks * self.block_bytes
+        with refusing_out_of_memory("KV memory", device, needed=needed, lower=LESS_KV_MEMORY):
+            memory = KVMemory.allocate(self.layers, num_blocks, settings.block_size, device)
+        attention.register()
+        self.model.set_attn_implementation(attention.ATTENTION_NAME)
+        current = attention.CurrentStep()
+        for layer, (keys, values) in zip(self.layers, memory.layers, strict=True):
+            paged = attention.PagedLayer(self.kernels, keys, values, current, layer.window)
+            attention.attach(layer.module, paged)
+        return ModelRunner(
+            self.model,
+            memory,
+            current,
+            self.kernels,
+            vocab_size=self.num_ids,
+            max_rows=settings.max_rows,
+            long_tokens=self.long_tokens,
+            rope_switch_len=self.rope_switch_len,
+        )
+
+    def step_bytes(self, max_model_len: int) -> int:
+        """What a step takes beside weights and KV memory: measured on a GPU, elsewhere estimated."""
+        settings, device = self.settings, self.model.device
+        if device.type != "cuda":
+            return _step_bytes(self.model, settings)
+        return measure_step_bytes(
+            self.make_runner,
+            device,
+            block_size=settings.block_size,
+            max_rows=settings.max_rows,
+            tokens_per_step=settings.tokens_per_step,
+            max_model_len=max_model_len,
+            cuda_graphs=settings.cuda_graphs,
+        )
 
 
 def _step_bytes(model: PreTrainedModel, settings: ExecutorSettings) -> int:

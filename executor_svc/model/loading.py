@@ -38,15 +38,6 @@ def refuse_foreign_kernels() -> None:
     )
 
 
-def choose_device(name: str) -> torch.device:
-    """`auto`, `cpu` or `cuda`. Raises ModelRefused."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ModelRefused("device is cuda, but torch finds none; set device to cpu, or install torch for CUDA")
-    return torch.device(name, 0) if name == "cuda" else torch.device(name)
-
-
 def find_directory(model: str, cache_dir: Path, *, trust_remote_code: bool) -> Path:
     """`model` is a directory, a .gguf file (converted first) or a hub id (downloaded first). Raises ModelRefused."""
     path = Path(model).expanduser()

@@ -12,7 +12,6 @@ from executor_svc.model.refusal import ModelRefused
 log = structlog.get_logger(__name__)
 
 CPU_SHARE, CPU_MOST_BYTES = 0.5, 4 << 30  # of what is free after loading; other processes live there too
-DEVICE_SHARE = 0.9
 NUM_RESERVED = 1  # block 0: padding is written there, and it is never lent
 
 
@@ -60,14 +59,15 @@ def choose_num_blocks(
 ) -> int:
     """Blocks to allocate, block 0 included: `num_blocks` as given, or what fits `kv_bytes`, or a share of free memory.
 
-    Only the share is limited to `most_blocks`, for a small model in a large memory.
-    `reserved_bytes` stay free for a step's temporaries. Raises ModelRefused.
+    Only the last is limited to `most_blocks`, for a small model in a large memory. `reserved_bytes` stay free: for a
+    step's temporaries, and what is not to be taken at all. Of the rest a GPU gives all, a CPU a share. Raises
+    ModelRefused.
     """
     available = available_bytes(device)
     usable = max(0, available - reserved_bytes)
     if num_blocks is None:
         if kv_bytes is None:
-            share = min(CPU_SHARE * usable, CPU_MOST_BYTES) if device.type == "cpu" else DEVICE_SHARE * usable
+            share = min(CPU_SHARE * usable, CPU_MOST_BYTES) if device.type == "cpu" else usable
             kv_bytes = int(min(share, most_blocks * bytes_per_block))
         num_blocks = kv_bytes // bytes_per_block
     required = max(num_blocks, NUM_RESERVED + 1) * bytes_per_block
@@ -75,7 +75,8 @@ def choose_num_blocks(
         raise ModelRefused(
             f"KV memory: {required} bytes are required for {max(num_blocks, NUM_RESERVED + 1)} blocks of "
             f"{bytes_per_block} bytes; {available} bytes are available on {device}, of which {reserved_bytes} are kept "
-            "for a step's temporaries; set num_blocks or kv_memory to fit, or lower max_rows or tokens_per_step"
+            "for a step's temporaries and for others; set num_blocks or kv_memory to fit, or lower max_rows or "
+            "tokens_per_step"
         )
     log.info("kv_memory", num_blocks=num_blocks, block_bytes=bytes_per_block, available_bytes=available)
     return num_blocks

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from executor_svc.model.attention import CurrentStep
 from executor_svc.model.decode_graphs import DecodeGraphs, Recorder
+from executor_svc.model.device import first_line
 from executor_svc.model.forward import Columns, Forward
 from executor_svc.model.memory import KVMemory
 from executor_svc.model.rotary import LongTokens
@@ -28,6 +29,16 @@ class Launched:
     drawn: torch.Tensor
     logprobs: LogprobTensors | None
     plan: SamplingPlan
+
+
+class StepOutOfMemory(RuntimeError):
+    """A step took more memory of the device than there was."""
+
+    def __init__(self, step: Step, error: torch.OutOfMemoryError) -> None:
+        super().__init__(
+            f"a step of {len(step.rows)} rows and {len(step.token_ids)} tokens ran out of memory; lower "
+            f"tokens_per_step, max_rows or memory_share, or set kv_memory to less ({first_line(error)})"
+        )
 
 
 class ModelRunner:
@@ -79,10 +90,14 @@ class ModelRunner:
         self._sampler.clear()
 
     def run(self, step: Step) -> StepOutput:
-        launched = self.launch(step)
-        if launched is None:
-            return StepOutput(np.empty(0, np.int32))
-        drawn, *logprobs = self._readback.read([launched.drawn, *(launched.logprobs or ())])
+        """As the seam says. Raises StepOutOfMemory."""
+        try:
+            launched = self.launch(step)
+            if launched is None:
+                return StepOutput(np.empty(0, np.int32))
+            drawn, *logprobs = self._readback.read([launched.drawn, *(launched.logprobs or ())])
+        except torch.OutOfMemoryError as error:
+            raise StepOutOfMemory(step, error) from error
         columns = logprob_columns(*logprobs, num_top=launched.plan.num_top) if logprobs else None
         return StepOutput(drawn.astype(np.int32, copy=False), columns)
 

@@ -1,50 +1,68 @@
-"""The largest steps, run once before anything is served: first calls are slow, and their time is a step's bound."""
+"""The largest steps, run before anything is served: first calls are slow, and their time is a step's bound."""
 
 import time
+from dataclasses import dataclass
 
-import numpy as np
-
-from executor_svc.step import RowStart, Runner, Step
-from paged.v1 import executor_pb2
-
-_GREEDY = executor_pb2.RowSampling(top_p=1.0, repetition_penalty=1.0)
+from executor_svc.model.made_steps import EVERYTHING, MadeStep, make_step
+from executor_svc.step import Runner
 
 
-def warm_up(
-    runner: Runner, *, num_blocks: int, block_size: int, max_rows: int, tokens_per_step: int, max_model_len: int
-) -> int:
-    """Run a step with a long prompt and one with all rows. Returns the longer one's milliseconds, at least 1."""
-    room = (num_blocks - 1) * block_size
-    prompt = min(tokens_per_step, max_model_len, room)
-    rows = min(max_rows, tokens_per_step, num_blocks - 1)
-    slowest = max(_timed_ms(runner, 1, prompt, block_size), _timed_ms(runner, rows, 1, block_size))
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What an executor's steps have to fit into."""
+
+    num_blocks: int
+    block_size: int
+    max_rows: int
+    tokens_per_step: int
+    max_model_len: int
+
+    @property
+    def table_width(self) -> int:
+        """The most blocks of a row."""
+        return -(-self.max_model_len // self.block_size)
+
+
+def warm_up(runner: Runner, room: Room, *, compiles: bool) -> int:
+    """Run a step with a long prompt and one with all rows. Returns the longer one's milliseconds, at least 1.
+
+    Where kernels are compiled on their first call, each kind of step is run first, and each of the two is timed the
+    second time.
+    """
+    slots = (room.num_blocks - 1) * room.block_size
+    prompt = min(room.tokens_per_step, room.max_model_len, slots)
+    rows = min(room.max_rows, room.tokens_per_step, room.num_blocks - 1)
+    largest = [make_step([prompt], room.block_size), make_step([1] * rows, room.block_size)]
+    if compiles:
+        for made in [*_kinds(room), *largest]:
+            made.run(runner)
+    slowest = max(_timed_ms(made, runner) for made in largest)
     runner.reset()
     return max(1, round(slowest))
 
 
-def _timed_ms(runner: Runner, num_rows: int, num_tokens: int, block_size: int) -> float:
-    """One step of `num_rows` rows that compute `num_tokens` each from their beginning on."""
-    rows = np.arange(num_rows, dtype=np.int32)
-    token_ids = np.zeros(num_tokens, np.int32)
-    runner.start_rows([RowStart(row, token_ids, num_tokens, _GREEDY) for row in rows.tolist()])
-    width = -(-num_tokens // block_size)
-    tables = 1 + np.arange(num_rows * width, dtype=np.int32).reshape(num_rows, width)
-    positions = np.tile(np.arange(num_tokens, dtype=np.int32), num_rows)
-    blocks = tables[np.repeat(rows, num_tokens), positions // block_size].astype(np.int64)
-    step = Step(
-        rows=rows,
-        query_start=np.arange(num_rows + 1, dtype=np.int32) * num_tokens,
-        token_ids=np.tile(token_ids, num_rows),
-        positions=positions,
-        slots=blocks * block_size + positions % block_size,
-        block_tables=tables,
-        context_lens=np.full(num_rows, num_tokens, np.int32),
-        samples=np.ones(num_rows, np.bool_),
-        copy_sources=np.empty(0, np.int32),
-        copy_destinations=np.empty(0, np.int32),
-    )
+def _kinds(room: Room) -> list[MadeStep]:
+    """Kernels differ by how many rows share a step, by how many tokens each has, and by how long tables are."""
+    made = []
+    num_rows = 1
+    while num_rows <= room.max_rows:
+        for chunk in (1, 2, 64):
+            tokens = min(chunk, room.max_model_len, room.tokens_per_step - num_rows + 1)
+            for width in {1, room.table_width}:
+                step = make_step(
+                    [tokens] + [1] * (num_rows - 1), room.block_size, num_blocks=room.num_blocks, table_width=width
+                )
+                made.append(step)
+        num_rows *= 4
+    few = min(2, room.max_rows)
+    made.append(make_step([1] * few, room.block_size, num_blocks=room.num_blocks, sampling=EVERYTHING))
+    return made
+
+
+def _timed_ms(made: MadeStep, runner: Runner) -> float:
+    runner.start_rows(made.starts)
     begin = time.perf_counter()
-    runner.run(step)
+    runner.run(made.step)
     elapsed_ms = (time.perf_counter() - begin) * 1e3
-    runner.end_rows(rows)
+    runner.end_rows(made.step.rows)
     return elapsed_ms

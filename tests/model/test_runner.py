@@ -1,0 +1,58 @@
+"""What a runner does where memory ends, and how much of a GPU it may take."""
+
+import math
+
+import pytest
+import torch
+
+from benchmarks.decode_steps import decode_ms
+from executor_svc.model.free_memory import outside_share
+from executor_svc.model.made_steps import make_step
+from executor_svc.model.memory import choose_num_blocks
+from executor_svc.model.refusal import ModelRefused
+from executor_svc.model.runner import StepOutOfMemory
+from tests.model.conftest import BLOCK_SIZE
+
+GPU = torch.device("cuda", 0)
+
+
+def test_a_step_that_runs_out_of_memory_says_what_to_lower(llama, monkeypatch):
+    runner = llama.loaded.runner
+
+    def exhausted(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
+
+    monkeypatch.setattr(runner.forward, "logits", exhausted)
+    sentence = "3 rows and 9 tokens ran out of memory; lower tokens_per_step, max_rows or memory_share.*2.00 GiB"
+    with pytest.raises(StepOutOfMemory, match=sentence):
+        make_step([4, 4, 1], BLOCK_SIZE).run(runner)
+    runner.reset()
+
+
+@pytest.mark.parametrize(
+    ("free", "share", "blocks"),
+    [(1000, 1.0, 80), (1000, 0.9, 70), (600, 0.9, 30), (400, 0.9, 10)],
+    ids=["all", "nine tenths", "others hold 400", "others hold 600"],
+)
+def test_what_others_hold_of_a_gpu_counts_as_part_of_the_share(monkeypatch, free, share, blocks):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 1000))
+    reserved = 200 + outside_share(GPU, share)
+    assert choose_num_blocks(10, reserved, GPU, num_blocks=None, kv_bytes=None, most_blocks=999) == blocks
+
+
+def test_a_share_that_others_have_used_up_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (90, 1000))
+    with pytest.raises(ModelRefused, match="90 bytes are available on cuda:0, of which 100 are kept"):
+        choose_num_blocks(10, outside_share(GPU, 0.9), GPU, num_blocks=None, kv_bytes=None, most_blocks=9)
+
+
+def test_decode_steps_are_timed_and_the_runner_is_as_before(llama):
+    runner, options = llama.loaded.runner, {"num_blocks": 600, "block_size": BLOCK_SIZE, "num_steps": 3}
+    assert 0 < decode_ms(runner, num_rows=5, context_len=40, graphs=False, **options) < math.inf
+    with pytest.raises(ValueError, match="were not recorded"):
+        decode_ms(runner, num_rows=5, context_len=40, graphs=True, **options)
+    runner.record_graphs(lambda work: work() or work, table_width=64)
+    recorded = runner.graphs
+    assert 0 < decode_ms(runner, num_rows=5, context_len=40, graphs=True, **options) < math.inf
+    assert runner.graphs is recorded
+    runner.graphs = None
