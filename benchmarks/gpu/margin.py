@@ -1,0 +1,140 @@
+"""The margin rule on whole models: what the executor computes on the device, judged by transformers' own attention.
+
+The executor's ids are the context, so each output is judged by itself: how far the chosen token is below the best
+one, and how far log-probabilities differ. The judge computes in fp32 with the very weights that the executor has.
+"""
+
+import random
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from benchmarks.gpu import models
+from benchmarks.gpu.backends import prepare
+from benchmarks.gpu.graphs import recorded_graphs, runner_of
+from benchmarks.gpu.rows import Rows, Sequence, greedy
+from benchmarks.gpu.sections import Machine, Report
+from executor_svc.loaded import LoadedModel
+from executor_svc.model.decode_graphs import DecodeGraphs
+
+MARGINS = {"float32": 1e-4, "bfloat16": 0.25}  # nats
+PEER_TIMES = 2.0  # or so often what transformers' own computation in that dtype is off
+NEAR_TIE = 1e-4
+NUM_TOP = 4
+PROMPTS, TINY_PROMPTS = (1, 15, 16, 17, 100, 257, 333, 600), (1, 15, 16, 33)
+OUTPUTS, TINY_OUTPUTS = 24, 5
+CHUNK, TINY_CHUNK = 200, 14
+
+
+@dataclass(slots=True)
+class Judged:
+    """Over all outputs: the worst gap to the best choice, the worst log-probability, how many choices were not best;
+    and the worst of the log-probabilities that transformers itself gives in the executor's dtype."""
+
+    outputs: int = 0
+    gap: float = 0.0
+    logprob: float = 0.0
+    near_ties: int = 0
+    peer_logprob: float = 0.0
+
+
+def measure(machine: Machine, report: Report) -> None:
+    device = torch.device(machine.device)
+    prepare(device)
+    with tempfile.TemporaryDirectory() as name:
+        for family, config in models.margin_configs(tiny=machine.tiny).items():
+            directory = models.save(config, Path(name) / family, torch.float32, device)
+            _judge_model(family, directory, machine, report)
+        for model in machine.models:
+            _judge_model(model, Path(model), machine, report)
+
+
+def _judge_model(name: str, directory: Path, machine: Machine, report: Report) -> None:
+    device = torch.device(machine.device)
+    for dtype, margin in MARGINS.items():
+        if report.time_is_up:
+            report.add(**{f"{name} {dtype}": "no time"})
+            continue
+        loaded = models.loaded(directory, device, dtype, max_rows=len(PROMPTS), max_model_len=1024, num_blocks=600)
+        judge, peer = judge_of(directory, dtype, device), eager_model(directory, dtype, device)
+        graphs = recorded_graphs(loaded)
+        for label, used in (("", None), (" with graphs", graphs)):
+            sequences = generated(loaded, used, machine)
+            judged = judged_by(judge, peer, sequences, device)
+            report.add(**{f"{name} {dtype}{label}": _figures(judged)})
+            worst, allowed = max(judged.gap, judged.logprob), max(margin, PEER_TIMES * judged.peer_logprob)
+            if not worst <= allowed:
+                report.fail(f"{name} {dtype}{label}: off by {worst:.3g} nats, margin {allowed:.3g}")
+
+
+def _figures(judged: Judged) -> dict[str, float]:
+    return {
+        "outputs": judged.outputs,
+        "worst_gap_nats": judged.gap,
+        "worst_logprob_nats": judged.logprob,
+        "near_ties": judged.near_ties,
+        "transformers_logprob_nats": judged.peer_logprob,
+    }
+
+
+def judge_of(directory: Path, dtype: str, device: torch.device) -> PreTrainedModel:
+    """Weights as `dtype` rounds them, arithmetic in fp32."""
+    return eager_model(directory, dtype, device).float()
+
+
+def eager_model(directory: Path, dtype: str, device: torch.device) -> PreTrainedModel:
+    """With transformers' own attention."""
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        directory, dtype=getattr(torch, dtype), attn_implementation="eager", local_files_only=True
+    )
+    return model.to(device).eval()  # type: ignore[arg-type]  # its signature is hidden by a wrapper
+
+
+def generated(loaded: LoadedModel, graphs: DecodeGraphs | None, machine: Machine) -> list[Sequence]:
+    """Sequences in one batch: prompts in chunks, half of them beginning while the others decode."""
+    runner, facts = runner_of(loaded), loaded.facts
+    chance = random.Random(0)
+    lengths, num_outputs = (TINY_PROMPTS, TINY_OUTPUTS) if machine.tiny else (PROMPTS, OUTPUTS)
+    chunk = TINY_CHUNK if machine.tiny else CHUNK
+    rows = Rows(runner, loaded.num_blocks, facts.block_size)
+    runner.graphs = graphs
+    live: list[int] = []
+    for i, length in enumerate(lengths):
+        prompt = [chance.randrange(facts.vocab_size) for _ in range(length)]
+        live.append(rows.begin(prompt, greedy(logprobs=NUM_TOP)))
+        if i % 2:
+            rows.run(live, chunk)
+    while live := [row for row in live if rows.sequences[row].num_outputs < num_outputs]:
+        rows.run(live, chunk)
+    return rows.sequences
+
+
+def judged_by(judge: PreTrainedModel, peer: PreTrainedModel, sequences: list[Sequence], device: torch.device) -> Judged:
+    judged = Judged()
+    for sequence in sequences:
+        ids = torch.tensor(sequence.token_ids, device=device)
+        expected, peers = (log_probabilities(model, ids, sequence.num_prompt) for model in (judge, peer))
+        gaps = expected.amax(-1) - expected.gather(1, ids[sequence.num_prompt :, None])[:, 0]
+        entries = torch.tensor([entry for entry, _ in sequence.logprobs], device=device)
+        values = torch.tensor([value for _, value in sequence.logprobs], device=device, dtype=torch.float64)
+        judged.outputs += len(gaps)
+        judged.gap = worse(judged.gap, gaps)
+        judged.logprob = worse(judged.logprob, (values - expected.gather(1, entries)).abs())
+        judged.peer_logprob = worse(judged.peer_logprob, (peers - expected).gather(1, entries).abs())
+        judged.near_ties += int((gaps > NEAR_TIE).sum())
+    return judged
+
+
+def log_probabilities(model: PreTrainedModel, ids: torch.Tensor, num_prompt: int) -> torch.Tensor:
+    """float64 `[outputs, vocab]`: what each output is drawn from."""
+    with torch.inference_mode():
+        logits = model(input_ids=ids[None], use_cache=False).logits[0, num_prompt - 1 : -1]
+    return torch.log_softmax(logits.double(), -1)
+
+
+def worse(worst: float, differences: torch.Tensor) -> float:
+    """NaN is worse than any number, and stays."""
+    return float(torch.cat([differences.flatten(), differences.new_tensor([worst])]).max())

@@ -1,0 +1,187 @@
+"""The GPU check works where there is no GPU, and finds what is wrong."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from benchmarks import gpu_check
+from benchmarks.gpu import kernels as kernel_section
+from benchmarks.gpu import models
+from benchmarks.gpu.backends import REFERENCE
+from benchmarks.gpu.batches import Heads
+from benchmarks.gpu.compare import distance
+from benchmarks.gpu.kernel_cases import Case, grid
+from benchmarks.gpu.sections import Machine, Section, run_section
+from kernels import Backend
+
+CPU = torch.device("cpu")
+MAY_BE_ZERO = {"worst_gap_nats", "near_ties", "cases_wrong", "transformers_logprob_nats", "flash_attention"}
+
+
+def test_every_section_works_on_a_cpu_with_interpreted_kernels(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.gpu_check",
+        "--device",
+        "cpu",
+        "--json",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = done.stdout.splitlines()
+    assert len(lines) == 1
+    result = json.loads(lines[0])
+    assert json.loads((tmp_path / "out").read_text()) == result
+    assert result["passed"] is True
+    assert list(result["sections"]) == [section.name for section in gpu_check.SECTIONS]
+    for section in result["sections"].values():
+        assert section["errors"] == []
+        numbers = dict(numbers_of(section))
+        assert numbers
+        assert not [
+            name for name, number in numbers.items() if not number > 0 and name.split("/")[-1] not in MAY_BE_ZERO
+        ]
+    kernels = result["sections"]["kernels"]
+    assert kernels["cases"] == kernels["cases_planned"] > 10
+    assert kernels["highest_byte"] > 1 << 32
+    assert set(kernels["worst"]) == {"float32", "float16"}
+
+
+def numbers_of(figures, path=""):
+    """Every number in nested figures, with its path."""
+    for name, value in figures.items():
+        if isinstance(value, dict):
+            yield from numbers_of(value, f"{path}{name}/")
+        elif isinstance(value, int | float):
+            yield f"{path}{name}", value
+
+
+def test_all_sections_together_take_less_than_eight_minutes():
+    assert sum(section.budget_s for section in gpu_check.SECTIONS) <= 8 * 60
+
+
+def test_the_exit_code_says_whether_anything_is_wrong(monkeypatch, capsys):
+    monkeypatch.setattr(gpu_check, "SECTIONS", (Section("not_there", 30),))
+    monkeypatch.setattr(sys, "argv", ["gpu_check", "--json"])
+    with pytest.raises(SystemExit) as exit_code:
+        gpu_check.main()
+    assert exit_code.value.code == 1
+    assert json.loads(capsys.readouterr().out)["passed"] is False
+
+
+def hides_the_last_token(*arguments, **options):
+    *arguments, contexts = arguments
+    return REFERENCE.paged_attention(*arguments, (contexts - 1).clamp_min(0), **options)
+
+
+def ignores_the_window(*arguments, window, **options):
+    return REFERENCE.paged_attention(*arguments, window=None, **options)
+
+
+def ignores_the_sinks(*arguments, sinks, **options):
+    return REFERENCE.paged_attention(*arguments, sinks=None, **options)
+
+
+def multiplies_what_is_in_unused_slots(q, key_cache, value_cache, *arguments, **options):
+    out = REFERENCE.paged_attention(q, key_cache, value_cache, *arguments, **options)
+    return out + 0 * value_cache.sum()
+
+
+def leaves_an_output_unwritten(q, *arguments, **options):
+    out = torch.empty_like(q)
+    out[:-1] = REFERENCE.paged_attention(q, *arguments, **options)[:-1]
+    return out
+
+
+def writes_the_next_slot(k, v, key_cache, value_cache, slots):
+    REFERENCE.write_kv(k, v, key_cache, value_cache, slots ^ 1)
+
+
+def forgets_a_value(k, v, key_cache, value_cache, slots):
+    REFERENCE.write_kv(k, v, key_cache, value_cache, slots)
+    value_cache[0, -1, 0, 0] = 1.0
+
+
+def copies_one_after_another(caches, source, destination):
+    for one, other in zip(source, destination, strict=True):
+        REFERENCE.copy_blocks(caches, one[None], other[None])
+
+
+CASE = Case(torch.float32, Heads(4, 2, 64), 16, ((1, 17), (3, 5), (1, 0), (2, 40)), window=9, sinks=True)
+
+
+def backend_with(**functions):
+    rest = {name: getattr(REFERENCE, name) for name in ("paged_attention", "write_kv", "copy_blocks")}
+    return Backend("wrong", **rest | functions)
+
+
+@pytest.mark.parametrize(
+    ("functions", "error"),
+    [
+        ({"paged_attention": hides_the_last_token}, "paged_attention is off"),
+        ({"paged_attention": ignores_the_window}, "paged_attention is off"),
+        ({"paged_attention": ignores_the_sinks}, "paged_attention is off"),
+        ({"paged_attention": leaves_an_output_unwritten}, "paged_attention is off"),
+        ({"paged_attention": multiplies_what_is_in_unused_slots}, "NaN in unused slots"),
+        ({"write_kv": writes_the_next_slot}, "write_kv leaves another key_cache"),
+        ({"write_kv": forgets_a_value}, "write_kv leaves another value_cache"),
+    ],
+)
+def test_a_wrong_kernel_is_found(monkeypatch, functions, error):
+    monkeypatch.setattr(kernel_section, "checked_backend", lambda device: backend_with(**functions))
+    assert any(found.startswith(error) for found in kernel_section.check_case(CASE, "cpu").errors)
+
+
+def test_a_right_kernel_passes(monkeypatch):
+    monkeypatch.setattr(kernel_section, "checked_backend", lambda device: REFERENCE)
+    result = kernel_section.check_case(CASE, "cpu")
+    assert result.errors == ()
+    assert result.distance.relative < 1e-5
+
+
+def test_copies_that_do_not_read_first_are_found():
+    assert kernel_section.copies_are_wrong(REFERENCE, CPU) == []
+    assert kernel_section.copies_are_wrong(backend_with(copy_blocks=copies_one_after_another), CPU)
+
+
+def test_a_model_over_a_wrong_kernel_breaks_the_margin(monkeypatch):
+    wrong = backend_with(paged_attention=hides_the_last_token)
+    monkeypatch.setattr(models, "checked_backend", lambda device: wrong)
+    outcome = run_section(Section("margin", 120), Machine("cpu"))
+    assert [error.split(":")[0] for error in outcome.errors] == [
+        f"{family} float32{label}" for family in ("llama", "gemma3") for label in ("", " with graphs")
+    ]
+
+
+def test_nothing_but_zeros_will_do_where_zeros_are_expected():
+    zeros = torch.zeros(2, 3, 8)
+    assert distance(zeros, zeros).within(torch.bfloat16)
+    assert not distance(zeros + 1e-20, zeros).within(torch.bfloat16)
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_what_is_not_finite_is_within_no_tolerance(wrong):
+    out = torch.ones(2, 3, 8)
+    out[1, 2, 7] = wrong
+    assert not distance(out, torch.ones(2, 3, 8)).within(torch.bfloat16)
+
+
+def test_the_full_grid_meets_each_head_size_and_group_with_each_dtype():
+    dtypes = [torch.float32, torch.float16, torch.bfloat16]
+    cases = list(grid(dtypes, tiny=False))
+    for dtype in dtypes:
+        ours = [case for case in cases if case.dtype == dtype]
+        assert {case.heads.dim for case in ours} >= {64, 80, 96, 112, 128, 192, 256}
+        assert {case.heads.query // case.heads.kv for case in ours} >= {1, 2, 3, 4, 7, 16}
+        assert {case.block_size for case in ours} >= {16, 32, 64, 128, 256}
+        assert {case.window is None for case in ours} == {case.soft_cap is None for case in ours} == {True, False}
+        assert {case.sinks for case in ours} == {True, False}
+        assert any(max(context for _, context in case.rows) >= 1 << 15 for case in ours)
