@@ -34,9 +34,9 @@ def tiny_directories(tmp_path_factory):
 class Model:
     """A tiny model twice: as served, and as transformers has it."""
 
-    def __init__(self, directory):
-        self.loaded = load(settings_for(directory))
-        self.reference = reference_model(directory)
+    def __init__(self, directory, dtype=torch.float32, **settings):
+        self.loaded = load(settings_for(directory, dtype=str(dtype).removeprefix("torch."), **settings))
+        self.reference = reference_model(directory, dtype)
 
 
 @pytest.fixture(scope="session", params=list(CONFIGS))

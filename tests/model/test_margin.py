@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.margin import assert_drawn, assert_greedy, assert_logprobs, reference_logits
+from tests.margin import MARGIN, assert_drawn, assert_greedy, assert_logprobs, reference_logits
 from tests.model.conftest import BLOCK_SIZE, MAX_ROWS, random_ids
 from tests.model.driver import Driver, Sequence, row_sampling
 
@@ -18,15 +18,15 @@ def drawn(prompt, seed, **parameters):
     return Sequence(list(prompt), len(prompt), row_sampling(logprobs=2, temperature=0.9, seed=seed, **parameters))
 
 
-def assert_margin(model, *sequences, num_outputs=NUM_OUTPUTS):
+def assert_margin(model, *sequences, num_outputs=NUM_OUTPUTS, margin=MARGIN):
     for sequence in sequences:
         assert len(sequence.outputs) == num_outputs
         logits = reference_logits(model.reference, sequence.token_ids)
         if sequence.sampling.temperature == 0:
-            assert_greedy(logits, sequence.token_ids, sequence.num_prompt)
+            assert_greedy(logits, sequence.token_ids, sequence.num_prompt, margin)
         else:
-            assert_drawn(logits, sequence.token_ids, sequence.num_prompt, sequence.sampling)
-        assert_logprobs(logits, sequence.token_ids, sequence.num_prompt, sequence.logprobs)
+            assert_drawn(logits, sequence.token_ids, sequence.num_prompt, sequence.sampling, margin)
+        assert_logprobs(logits, sequence.token_ids, sequence.num_prompt, sequence.logprobs, margin)
 
 
 @pytest.mark.parametrize("length", LENGTHS)

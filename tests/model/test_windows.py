@@ -1,0 +1,124 @@
+"""Each layer's queries see what its window says, to the token: found by changing one slot at a time."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from executor_svc.model import attention
+from tests.model.conftest import BLOCK_SIZE, MAX_ROWS, Model, random_ids
+from tests.model.driver import Driver
+from tests.model.families import LOCAL_GLOBAL, LOCAL_LOCAL_LOCAL_GLOBAL, SERVED, tiny_config
+from tests.model.test_margin import assert_margin, drawn, greedy
+from tests.tiny_models import WINDOW, save_model
+
+# What each layer of a family in `families.SERVED` sees: the last so many tokens, or all.
+WINDOWS = {
+    "afmoe": [WINDOW, None],
+    "cohere2": [WINDOW, None],
+    "exaone4": [WINDOW, None],
+    "gemma2": [WINDOW, None],
+    "gemma3_text": [WINDOW, WINDOW, WINDOW, None],
+    "gemma4_text": [WINDOW, None, WINDOW, None],
+    "gpt_oss": [WINDOW, None],
+    "llama": [None, None],
+    "mistral": [WINDOW, WINDOW],
+    "modernbert-decoder": [WINDOW, None],  # half of what it calls its local attention
+    "olmo3": [WINDOW, None],
+    "phi3": [WINDOW, WINDOW],
+    "phimoe": [WINDOW, WINDOW],
+    "qwen2": [None, WINDOW],
+    "starcoder2": [WINDOW, WINDOW],
+}
+
+
+class Recording:
+    """A runner that keeps the step it ran last."""
+
+    def __init__(self, runner) -> None:
+        self._runner = runner
+        self.step = None
+
+    def __getattr__(self, name):
+        return getattr(self._runner, name)
+
+    def run(self, step):
+        self.step = step
+        return self._runner.run(step)
+
+
+@pytest.fixture
+def attached(monkeypatch) -> list[tuple[torch.nn.Module, attention.PagedLayer]]:
+    """The attention layers of what is loaded, in order."""
+    layers, attach = [], attention.attach
+    monkeypatch.setattr(attention, "attach", lambda *pair: (layers.append(pair), attach(*pair)))
+    return layers
+
+
+def seen_by(runner, module, layer, step, table: list[int]) -> list[set[int]]:
+    """For each query of the step, which earlier positions' slots change what the layer attends to."""
+    outputs, caches = [], (layer.key_cache, layer.value_cache)
+    hook = module.register_forward_hook(lambda *call: outputs.append(call[2][0][0]))
+    runner.run(step)
+    first = int(step.positions[0])
+    seen = [set() for _ in step.positions]
+    for position in range(first):
+        block, offset = table[position // BLOCK_SIZE], position % BLOCK_SIZE
+        kept = [cache[block, offset].clone() for cache in caches]
+        for cache in caches:
+            cache[block, offset] = 1 - 2 * cache[block, offset]
+        runner.run(step)
+        for cache, value in zip(caches, kept, strict=True):
+            cache[block, offset] = value
+        for query, (before, after) in enumerate(zip(outputs[0], outputs.pop(), strict=True)):
+            if not torch.equal(before, after):
+                seen[query].add(position)
+    hook.remove()
+    return seen
+
+
+@pytest.mark.parametrize("family", WINDOWS)
+def test_a_query_sees_exactly_the_last_tokens_of_its_layers_window(family, attached, tmp_path):
+    model = Model(save_model(tmp_path, tiny_config(family, SERVED[family])))
+    runner = Recording(model.loaded.runner)
+    driver = Driver(dataclasses.replace(model.loaded, runner=runner), MAX_ROWS)
+    sequence = greedy(random_ids(1, 3 * WINDOW + 2))
+    driver.start(sequence)
+    steps = []
+    for chunk in (WINDOW + 1, WINDOW - 1, WINDOW + 2, 1, 1, 1):  # parts that cross windows and blocks, then decoding
+        driver.step(chunk)
+        ids = np.array(sequence.token_ids, np.int32)  # all known by now, so that the step can be run again
+        steps.append(dataclasses.replace(runner.step, token_ids=ids[runner.step.positions]))
+    assert [len(step.positions) for step in steps] == [9, 7, 10, 1, 1, 1]
+    for (module, layer), window in zip(attached, WINDOWS[family], strict=True):
+        for step in steps[1:]:
+            first = int(step.positions[0])
+            expected = [
+                set(range(0 if window is None else max(0, position - window + 1), first))
+                for position in step.positions.tolist()
+            ]
+            assert seen_by(model.loaded.runner, module, layer, step, sequence.table) == expected
+
+
+@pytest.mark.parametrize("pattern", [LOCAL_LOCAL_LOCAL_GLOBAL, LOCAL_GLOBAL], ids=["LLLG", "LG"])
+@pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "gpt_oss"])
+def test_local_and_full_layers_with_and_without_a_cached_prefix(family, pattern, tmp_path):
+    changes = SERVED[family] | {"layer_types": pattern, "num_hidden_layers": len(pattern)}
+    model = Model(save_model(tmp_path, tiny_config(family, changes)))
+    driver = Driver(model.loaded, MAX_ROWS)
+    for length in (WINDOW - 2, WINDOW, WINDOW + 1, 60):
+        prompt = random_ids(length, length)
+        cold, warm = greedy(prompt), drawn(prompt, seed=length)
+        row = driver.start(cold)
+        driver.step()
+        shared = (length - 1) // BLOCK_SIZE * BLOCK_SIZE  # a hit never covers the last token
+        rows = [row, driver.start(warm, shared_from=cold, num_shared=shared)]
+        driver.run(rows, WINDOW + 2)
+        assert_margin(model, cold, warm, num_outputs=WINDOW + 2)
+
+
+def test_gemma3_turns_local_and_full_layers_by_bases_of_their_own():
+    parameters = tiny_config("gemma3_text", SERVED["gemma3_text"]).rope_parameters
+    bases = {kind: parameters[kind]["rope_theta"] for kind in LOCAL_GLOBAL}
+    assert bases["sliding_attention"] != bases["full_attention"]  # or the test above would not see them mixed up
