@@ -1,9 +1,7 @@
 """Every kernel against the reference, on the device, over a grid of shapes and options."""
 
-import os
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -14,10 +12,10 @@ from benchmarks.gpu.backends import REFERENCE, checked_backend, checked_dtypes, 
 from benchmarks.gpu.batches import Batch, Heads, make_batch, random_kv
 from benchmarks.gpu.compare import Distance, distance, same_bits
 from benchmarks.gpu.kernel_cases import Case, grid
-from benchmarks.gpu.sections import Machine, Report, process_context
+from benchmarks.gpu.parallel import side_by_side
+from benchmarks.gpu.sections import Machine, Report
 from kernels import Backend
 
-MOST_WORKERS = 8  # compiling is what takes the time; the cases themselves are small
 MOST_ERRORS = 8  # told in full
 SPLIT_COUNTS = (1, 2, 3, 5, 8)
 
@@ -42,35 +40,29 @@ def measure(machine: Machine, report: Report) -> None:
     for error in errors:
         report.fail(error)
     cases = list(grid(checked_dtypes(device), tiny=machine.tiny))
-    _report_grid(dict(_checked(cases, machine, report)), len(cases), report)
+    results = dict(side_by_side(partial(check_case, device_name=machine.device), cases, machine, report))
+    _report_grid(results, len(cases), report)
 
 
-def _checked(cases: list[Case], machine: Machine, report: Report) -> Iterator[tuple[Case, Checked]]:
-    """As many as there is time for. Several processes, for on a GPU compiling takes the most of it."""
-    workers = min(MOST_WORKERS, os.cpu_count() or 1)
-    with ProcessPoolExecutor(workers, mp_context=process_context(machine)) as pool:
-        futures = {pool.submit(check_case, case, machine.device): case for case in cases}
-        for future in as_completed(futures):
-            yield futures[future], future.result()
-            if report.time_is_up:
-                pool.shutdown(wait=False, cancel_futures=True)
-                return
-
-
-def _report_grid(results: dict[Case, Checked], num_cases: int, report: Report) -> None:
+def _report_grid(results: dict[Case, Checked | Exception], num_cases: int, report: Report) -> None:
     worst: dict[str, dict[str, float]] = {}
-    wrong = [(case, error) for case, result in results.items() for error in result.errors]
+    wrong: list[tuple[Case, str]] = []
     for case, result in results.items():
+        if isinstance(result, Exception):
+            wrong.append((case, f"{type(result).__name__}: {result}"))
+            continue
+        wrong += [(case, error) for error in result.errors]
         name = str(case.dtype).removeprefix("torch.")
         figures = worst.setdefault(name, {"cases": 0, "absolute_error": 0.0, "relative_error": 0.0})
         figures["cases"] += 1
-        figures["absolute_error"] = max(figures["absolute_error"], result.distance.absolute)
-        figures["relative_error"] = max(figures["relative_error"], result.distance.relative)
+        for of, error in (("absolute", result.distance.absolute), ("relative", result.distance.relative)):
+            if not error <= figures[f"{of}_error"]:  # NaN counts as more
+                figures[f"{of}_error"] = error
     report.add(cases=len(results), cases_planned=num_cases, cases_wrong=len({case for case, _ in wrong}), worst=worst)
     if len(results) < num_cases:
         report.fail(f"there was time for {len(results)} of {num_cases} cases")
-    for case, error in wrong[:MOST_ERRORS]:
-        report.fail(f"{error}: {case}")
+    for case, wrong_how in wrong[:MOST_ERRORS]:
+        report.fail(f"{wrong_how}: {case}")
 
 
 def check_case(case: Case, device_name: str) -> Checked:

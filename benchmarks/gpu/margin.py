@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from benchmarks.gpu import models
 from benchmarks.gpu.backends import prepare
 from benchmarks.gpu.graphs import recorded_graphs, runner_of
+from benchmarks.gpu.parallel import side_by_side
 from benchmarks.gpu.rows import Rows, Sequence, greedy
 from benchmarks.gpu.sections import Machine, Report
 from executor_svc.loaded import LoadedModel
@@ -41,33 +42,56 @@ class Judged:
     peer_logprob: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A model in one dtype."""
+
+    name: str
+    directory: Path
+    dtype: str
+    machine: Machine
+
+
 def measure(machine: Machine, report: Report) -> None:
     device = torch.device(machine.device)
+    with tempfile.TemporaryDirectory() as directory:
+        made = {
+            family: models.save(config, Path(directory) / family, torch.float32, device)
+            for family, config in models.margin_configs(tiny=machine.tiny).items()
+        }
+        given = {model: Path(model) for model in machine.models}
+        jobs = [Job(name, place, dtype, machine) for name, place in (made | given).items() for dtype in MARGINS]
+        left = {f"{job.name} {job.dtype}" for job in jobs}
+        for job, judged in side_by_side(judge, jobs, machine, report):
+            left.discard(f"{job.name} {job.dtype}")
+            if isinstance(judged, Exception):
+                report.fail(f"{job.name} {job.dtype}: {type(judged).__name__}: {judged}")
+            else:
+                _report_job(job, judged, report)
+        if left:
+            report.fail(f"there was no time for {', '.join(sorted(left))}")
+
+
+def judge(job: Job) -> dict[str, Judged]:
+    """What the model gives, without graphs and with."""
+    device = torch.device(job.machine.device)
     prepare(device)
-    with tempfile.TemporaryDirectory() as name:
-        for family, config in models.margin_configs(tiny=machine.tiny).items():
-            directory = models.save(config, Path(name) / family, torch.float32, device)
-            _judge_model(family, directory, machine, report)
-        for model in machine.models:
-            _judge_model(model, Path(model), machine, report)
+    loaded = models.loaded(job.directory, device, job.dtype, max_rows=8, max_model_len=1024, num_blocks=600)
+    right, peer = judge_of(job.directory, job.dtype, device), eager_model(job.directory, job.dtype, device)
+    graphs = recorded_graphs(loaded)
+    return {
+        label: judged_by(right, peer, generated(loaded, used, job.machine), device)
+        for label, used in (("", None), (" with graphs", graphs))
+    }
 
 
-def _judge_model(name: str, directory: Path, machine: Machine, report: Report) -> None:
-    device = torch.device(machine.device)
-    for dtype, margin in MARGINS.items():
-        if report.time_is_up:
-            report.add(**{f"{name} {dtype}": "no time"})
-            continue
-        loaded = models.loaded(directory, device, dtype, max_rows=len(PROMPTS), max_model_len=1024, num_blocks=600)
-        judge, peer = judge_of(directory, dtype, device), eager_model(directory, dtype, device)
-        graphs = recorded_graphs(loaded)
-        for label, used in (("", None), (" with graphs", graphs)):
-            sequences = generated(loaded, used, machine)
-            judged = judged_by(judge, peer, sequences, device)
-            report.add(**{f"{name} {dtype}{label}": _figures(judged)})
-            worst, allowed = max(judged.gap, judged.logprob), max(margin, PEER_TIMES * judged.peer_logprob)
-            if not worst <= allowed:
-                report.fail(f"{name} {dtype}{label}: off by {worst:.3g} nats, margin {allowed:.3g}")
+def _report_job(job: Job, judged: dict[str, Judged], report: Report) -> None:
+    for label, result in judged.items():
+        name = f"{job.name} {job.dtype}{label}"
+        report.add(**{name: _figures(result)})
+        allowed = max(MARGINS[job.dtype], PEER_TIMES * result.peer_logprob)
+        if not (result.gap <= allowed and result.logprob <= allowed):
+            report.fail(f"{name}: off by {result.gap:.3g} and {result.logprob:.3g} nats, margin {allowed:.3g}")
 
 
 def _figures(judged: Judged) -> dict[str, float]:

@@ -7,6 +7,7 @@ it had not found yet.
 
 import importlib
 import json
+import math
 import multiprocessing
 import os
 import signal
@@ -61,7 +62,7 @@ class Report:
 
     def add(self, **figures: Any) -> None:
         """Numbers, texts, or lists and dicts of them."""
-        self._connection.send_bytes(json.dumps({"figures": figures}).encode())
+        self._connection.send_bytes(json.dumps({"figures": as_json(figures)}).encode())
 
     def fail(self, error: str) -> None:
         """Something is wrong; the section goes on."""
@@ -71,6 +72,15 @@ class Report:
     def time_is_up(self) -> bool:
         """Whether it is late to begin anything new."""
         return time.monotonic() > self._soft_end
+
+
+def as_json(value: Any) -> Any:
+    """JSON has no number for what is not finite: it becomes a text."""
+    if isinstance(value, dict):
+        return {name: as_json(inner) for name, inner in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
 
 
 def process_context(machine: Machine) -> Any:
@@ -124,6 +134,7 @@ def _end(process: Any) -> None:
 
 def _child(module: str, machine: Machine, budget_s: float, connection: Connection) -> None:
     os.setsid()  # so that its own processes can be ended with it
+    os.dup2(2, 1)  # what anybody prints must not stand between the figures
     report = Report(connection, budget_s)
     try:
         importlib.import_module(module).measure(machine, report)
