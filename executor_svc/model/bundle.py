@@ -33,13 +33,15 @@ def make_bundle(directory: Path, tokenizer: PreTrainedTokenizerBase) -> bytes:
 
 
 def _tokenizer_json(directory: Path, tokenizer: PreTrainedTokenizerBase) -> bytes:
+    """The tokenizer as transformers has built it. That need not be what the directory's tokenizer.json says: its class,
+    as tokenizer_config.json names it, has a say in how texts are taken apart and what is put at their ends."""
+    if tokenizer.is_fast:
+        text: str = tokenizer.backend_tokenizer.to_str()
+        return text.encode()
     file = directory / "tokenizer.json"
     if file.is_file():
         return file.read_bytes()
-    if not tokenizer.is_fast:
-        raise ModelRefused(
-            f"{directory} has no tokenizer.json, and {type(tokenizer).__name__} cannot be made into one; "
-            "save the model with its fast tokenizer"
-        )
-    text: str = tokenizer.backend_tokenizer.to_str()
-    return text.encode()
+    raise ModelRefused(
+        f"{directory} has no tokenizer.json, and {type(tokenizer).__name__} cannot be made into one; "
+        "save the model with its fast tokenizer"
+    )

@@ -134,7 +134,7 @@ def test_the_bundle_is_the_same_each_time_and_holds_what_a_scheduler_needs(direc
         names = archive.namelist()
         assert names == sorted(names)
         assert {"tokenizer.json", "tokenizer_config.json", "config.json", "chat_template.jinja"} <= set(names)
-        assert archive.read("tokenizer.json") == (directory / "tokenizer.json").read_bytes()
+        assert json.loads(archive.read("tokenizer.json")) == json.loads((directory / "tokenizer.json").read_text())
         assert not any(name.endswith(".safetensors") for name in names)
 
 
