@@ -11,7 +11,9 @@ from contextlib import contextmanager
 import structlog
 import torch
 
+from executor_svc.model.decode_graphs import Recorder
 from executor_svc.model.device import first_line, refusing_out_of_memory
+from executor_svc.model.free_memory import available_bytes
 from executor_svc.model.refusal import ModelRefused
 from executor_svc.model.runner import ModelRunner
 
@@ -20,25 +22,31 @@ log = structlog.get_logger(__name__)
 LOWER = "set cuda_graphs to false, or lower max_rows, memory_share or kv_memory"
 
 
-def record_graphs(runner: ModelRunner, device: torch.device, table_width: int) -> None:
+class RecordingNotEnded(RuntimeError):
+    """CUDA could not end a recording: the process may still count as recording, and cannot be relied on."""
+
+
+def record_graphs(
+    runner: ModelRunner, device: torch.device, table_width: int, recorder: Recorder | None = None
+) -> None:
     """Give the runner recorded decode steps. A model that cannot be recorded is served without, and a warning says so.
 
-    `table_width` is the most blocks of a row. Raises ModelRefused where memory does not suffice, or where the attempt
-    has left CUDA unusable.
+    `table_width` is the most blocks of a row; `recorder` is CUDA's if left out. Raises ModelRefused where memory does
+    not suffice, or where the attempt has left the device unusable.
     """
-    before = torch.cuda.mem_get_info(device)[0]
+    before = available_bytes(device)
     try:
         with refusing_out_of_memory("recording decode steps", device, needed=None, lower=LOWER):
-            runner.record_graphs(GraphRecorder(device), table_width)
+            runner.record_graphs(recorder or GraphRecorder(device), table_width)
     except ModelRefused:
         raise
     except Exception as error:  # noqa: BLE001 - whatever a model's own code raises means the same
         reason = f"{type(error).__name__}: {first_line(error)}"
-        _check_usable(device, reason)
-        log.warning("decode_not_recorded", reason=reason, effect="each decode step is launched kernel by kernel")
+        _check_usable(device, error)
+        log.warning("decode_not_recorded", reason=reason, effect="decode steps are launched kernel by kernel")
         return
     sizes = runner.graphs.sizes if runner.graphs is not None else []
-    log.info("decode_recorded", sizes=sizes, bytes=before - torch.cuda.mem_get_info(device)[0])
+    log.info("decode_recorded", sizes=sizes, taken_bytes=before - available_bytes(device))
 
 
 class GraphRecorder:
@@ -50,22 +58,18 @@ class GraphRecorder:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Raises what `work` raises, also where it would wait for the device; and RecordingNotEnded."""
         self._try_out(work)
         gc.collect()  # what is freed while CUDA records goes to the wrong place
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
-        failure: Exception | None = None
         with torch.cuda.stream(self._stream):
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 with _raising_where_it_waits():
                     work()
-            except Exception as error:  # noqa: BLE001 - raised below: a recording has to be ended in any case
-                failure = error
             finally:
-                graph.capture_end()
-        if failure is not None:
-            raise failure
+                _end(graph)
         return graph.replay
 
     def _try_out(self, work: Callable[[], None]) -> None:
@@ -80,6 +84,13 @@ class GraphRecorder:
         torch.cuda.synchronize()
 
 
+def _end(graph: torch.cuda.CUDAGraph) -> None:
+    try:
+        graph.capture_end()
+    except RuntimeError as error:
+        raise RecordingNotEnded(first_line(error)) from error
+
+
 @contextmanager
 def _raising_where_it_waits() -> Iterator[None]:
     before = torch.cuda.get_sync_debug_mode()
@@ -90,12 +101,13 @@ def _raising_where_it_waits() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode(before)
 
 
-def _check_usable(device: torch.device, reason: str) -> None:
+def _check_usable(device: torch.device, failure: Exception) -> None:
+    """Whether the device still computes after a recording that failed."""
+    why = f"{type(failure).__name__}: {first_line(failure)}"
+    sentence = f"recording decode steps failed and left {device} unusable ({why}); set cuda_graphs to false"
+    if isinstance(failure, RecordingNotEnded):
+        raise ModelRefused(sentence) from failure
     try:
-        torch.cuda.synchronize(device)
         torch.zeros(1, device=device).add_(1).item()
-    except Exception as error:
-        raise ModelRefused(
-            f"recording decode steps failed and left CUDA unusable ({reason}; then {first_line(error)}); "
-            "set cuda_graphs to false"
-        ) from error
+    except RuntimeError as error:
+        raise ModelRefused(sentence) from error

@@ -88,6 +88,8 @@ class ModelRunner:
     def reset(self) -> None:
         # What KV memory holds need not go: no slot is read before it has been written in the new epoch.
         self._sampler.clear()
+        if self.forward.device.type == "cuda":
+            torch.cuda.empty_cache()  # a step that ran out of memory has left it in pieces
 
     def run(self, step: Step) -> StepOutput:
         """As the seam says. Raises StepOutOfMemory."""

@@ -4,14 +4,18 @@ import itertools
 import math
 
 import pytest
+import torch
 import transformers
 
+from executor_svc.model.cuda_graphs import RecordingNotEnded, record_graphs
 from executor_svc.model.decode_graphs import ladder
+from executor_svc.model.refusal import ModelRefused
 from tests.model.conftest import BLOCK_SIZE, MAX_ROWS, Model, random_ids
 from tests.model.driver import Driver, row_sampling
 from tests.model.test_margin import assert_margin, drawn, greedy
 from tests.tiny_models import TINY_DECODER, save_model
 
+CPU = torch.device("cpu")
 NUM_OUTPUTS = 14
 PENALTIES = {"repetition_penalty": 1.2, "frequency_penalty": 0.3, "presence_penalty": 0.2}
 
@@ -136,6 +140,42 @@ def test_long_and_short_rows_are_replayed_with_the_factors_of_each(tmp_path):
         Driver(model.loaded, MAX_ROWS).generate(sequences, NUM_OUTPUTS)
     assert set(replayed.sizes) == {8}
     assert_margin(model, *sequences, num_outputs=NUM_OUTPUTS)
+
+
+def test_a_model_that_cannot_be_recorded_is_served_without_and_one_warning_says_why(llama, capsys):
+    runner, recorded = llama.loaded.runner, []
+
+    def recorder(work):
+        recorded.append(work)
+        if len(recorded) > 2:
+            raise RuntimeError("called a synchronizing CUDA operation\nwith a trace")
+        return work
+
+    record_graphs(runner, CPU, 64, recorder)
+    assert runner.graphs is None
+    said = capsys.readouterr().out
+    assert said.count("decode_not_recorded") == 1
+    assert "RuntimeError: called a synchronizing CUDA operation" in said
+    sequence = greedy(random_ids(1, 9))
+    Driver(llama.loaded, MAX_ROWS).generate([sequence], NUM_OUTPUTS)
+    assert_margin(llama, sequence, num_outputs=NUM_OUTPUTS)
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (torch.OutOfMemoryError("tried"), "recording decode steps: .* are available on cpu; set cuda_graphs to false"),
+        (RecordingNotEnded("invalidated"), "left cpu unusable .*invalidated.*set cuda_graphs to false"),
+    ],
+    ids=["out of memory", "not ended"],
+)
+def test_a_recording_that_takes_too_much_or_leaves_harm_is_refused(llama, error, sentence):
+    def recorder(work):
+        raise error
+
+    with pytest.raises(ModelRefused, match=sentence):
+        record_graphs(llama.loaded.runner, CPU, 64, recorder)
+    assert llama.loaded.runner.graphs is None
 
 
 @pytest.mark.parametrize("max_rows", [1, 2, 3, 5, 8, 24, 31, 33, 100, 256, 1000, 65536])
