@@ -23,6 +23,10 @@ class Forward:
         self._current = current
         self._long_tokens = long_tokens
         self._head_takes_positions = "logits_to_keep" in inspect.signature(model.forward).parameters
+        for module in model.modules():
+            if isinstance(module, PreTrainedModel):
+                # It would read ids from the device to see whether they are padding, of which a step has none.
+                module.warn_if_padding_and_no_attention_mask = _nothing_is_padding  # type: ignore[method-assign]
         self.last_tokens = torch.zeros(max_rows, dtype=torch.int64, device=model.device)
 
     @property
@@ -53,3 +57,7 @@ class Forward:
         finally:
             self._current.tensors = None
             self._long_tokens.flags = None
+
+
+def _nothing_is_padding(*_: object) -> None:
+    pass
