@@ -75,7 +75,7 @@ class Service:
             try:
                 self._turn()
             except RunnerFailed as failure:
-                _log.exception("runner_failed", epoch=self._sessions.epoch)
+                _log.exception("runner_failed", epoch=self._sessions.epoch, reason=str(failure.__cause__ or failure))
                 if not self._begin_new_epoch(str(failure)):
                     return 1
         try:
