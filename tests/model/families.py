@@ -121,15 +121,15 @@ SERVED: dict[str, dict[str, Any]] = {
     },
     "youtu": LATENT,
     # Of these little is known here but their code.
-    "beam": {},
+    "beam": {"sliding_window": WINDOW},
     "flint": {},
     "granite_swa": {"sliding_window": WINDOW},
     "granitemoe_swa": {**LOCAL_EXPERTS, "sliding_window": WINDOW},
     "hy_v3": {**EXPERTS, "head_dim": 16},
     "hyperclovax": {},
     "kolibri1": {**EXPERTS, "head_dim": 16, "shared_expert_intermediate_size": 32, "sliding_window": WINDOW},
-    "laguna": {**EXPERTS, "head_dim": 16},
-    "mellum": {**EXPERTS, "head_dim": 16},
+    "laguna": {**EXPERTS, "head_dim": 16, "sliding_window": WINDOW, "layer_types": LOCAL_GLOBAL},
+    "mellum": {**EXPERTS, "head_dim": 16, "sliding_window": WINDOW, "layer_types": LOCAL_GLOBAL},
 }  # fmt: skip
 
 REFUSED: dict[str, dict[str, Any]] = {

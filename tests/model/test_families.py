@@ -1,12 +1,13 @@
 """Every family that is served gives what transformers gives, however its tokens are split over steps and blocks."""
 
 import pytest
+import torch
 
 from tests.model.conftest import BLOCK_SIZE, MAX_ROWS, Model, random_ids
 from tests.model.driver import Driver, Sequence
 from tests.model.families import REFUSED, SERVED, tiny_config
 from tests.model.test_margin import assert_margin, drawn, greedy
-from tests.model.test_refusals import refusal
+from tests.model.test_refusals import random_model, refusal, understand
 from tests.tiny_models import WINDOW, save_model
 
 NUM_OUTPUTS = 6
@@ -76,6 +77,11 @@ def test_a_family_alone_batched_chunked_after_a_prefix_hit_and_preempted(family,
         except AssertionError as error:
             error.add_note(situation)
             raise
+
+
+@pytest.mark.parametrize("family", SERVED)
+def test_rounding_in_bf16_is_not_taken_for_a_fault(family):
+    assert understand(random_model(tiny_config(family, SERVED[family]), torch.bfloat16))
 
 
 @pytest.mark.parametrize("family", REFUSED)

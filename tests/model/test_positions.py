@@ -10,7 +10,8 @@ from tests.model.test_margin import assert_margin, drawn, greedy
 from tests.tiny_models import save_model
 
 MOST = 64
-FAMILIES = ["biogpt", "gpt2", "opt"]  # the tables of the first and last begin with two places that are no position
+# The tables of BioGPT and OPT begin with two places that are no position.
+FAMILIES = ["bert", "biogpt", "gpt2", "gpt_bigcode", "opt"]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

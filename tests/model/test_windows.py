@@ -16,13 +16,24 @@ from tests.tiny_models import WINDOW, save_model
 # What each layer of a family in `families.SERVED` sees: the last so many tokens, or all.
 WINDOWS = {
     "afmoe": [WINDOW, None],
+    "beam": [WINDOW, None],
     "cohere2": [WINDOW, None],
+    "cohere2_moe": [WINDOW, None],
+    "cwm": [WINDOW, None],
     "exaone4": [WINDOW, None],
+    "exaone_moe": [WINDOW, None],
     "gemma2": [WINDOW, None],
     "gemma3_text": [WINDOW, WINDOW, WINDOW, None],
     "gemma4_text": [WINDOW, None, WINDOW, None],
     "gpt_oss": [WINDOW, None],
+    "granite_swa": [None, WINDOW],
+    "granitemoe_swa": [None, WINDOW],
+    "kolibri1": [WINDOW, WINDOW],
+    "laguna": [WINDOW, None],
     "llama": [None, None],
+    "mellum": [WINDOW, None],
+    "mimo_v2_flash": [None, WINDOW],
+    "ministral": [WINDOW, None],
     "mistral": [WINDOW, WINDOW],
     "modernbert-decoder": [WINDOW, None],  # half of what it calls its local attention
     "olmo3": [WINDOW, None],
@@ -30,6 +41,7 @@ WINDOWS = {
     "phimoe": [WINDOW, WINDOW],
     "qwen2": [None, WINDOW],
     "starcoder2": [WINDOW, WINDOW],
+    "vaultgemma": [WINDOW, None],
 }
 
 
