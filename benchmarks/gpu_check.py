@@ -29,6 +29,7 @@ SECTIONS = (
     Section("tables", 20),
     Section("steps", 110),
 )
+IMPORTED_ONCE = ("benchmarks.gpu.kernels", "benchmarks.gpu.steps")  # on a CPU, where sections begin as forks
 OWN_MODEL_S = 120.0  # more, for each that is named
 
 
@@ -44,8 +45,12 @@ def main() -> None:
     args = parser.parse_args()
     if args.device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"  # before anything imports triton
-        for name in names:
-            importlib.import_module(f"benchmarks.gpu.{name}")  # once, for all sections
+        for module in IMPORTED_ONCE:
+            importlib.import_module(module)
+    else:
+        os.environ.pop("TRITON_INTERPRET", None)
+        if problem := why_not_cuda():
+            parser.error(f"there is no GPU to check: {problem}; or try the check itself with --device cpu")
     machine = Machine(args.device, tuple(args.model), 2 if args.device == "cpu" else args.layers)
     outcomes: dict[str, Outcome] = {}
     for section in SECTIONS:
@@ -57,6 +62,12 @@ def main() -> None:
     if args.json:
         print(json.dumps(summary(machine, outcomes)))
     sys.exit(0 if passed(outcomes) else 1)
+
+
+def why_not_cuda() -> str | None:
+    from executor_svc.model import device  # only here: what imports triton is to come after main has begun
+
+    return device.Machine.look().why_not_cuda()
 
 
 def in_time(section: Section, machine: Machine) -> Section:

@@ -77,10 +77,11 @@ def judge(job: Job) -> dict[str, Judged]:
     device = torch.device(job.machine.device)
     prepare(device)
     loaded = models.loaded(job.directory, device, job.dtype, max_rows=8, max_model_len=1024, num_blocks=600)
-    right, peer = judge_of(job.directory, job.dtype, device), eager_model(job.directory, job.dtype, device)
+    right = judge_of(job.directory, job.dtype, device)
+    peer = right if job.dtype == "float32" else eager_model(job.directory, job.dtype, device)
     graphs = recorded_graphs(loaded)
     return {
-        label: judged_by(right, peer, generated(loaded, used, job.machine), device)
+        label: judged_by(right, peer, generated(loaded, used, job.machine), loaded.facts.vocab_size)
         for label, used in (("", None), (" with graphs", graphs))
     }
 
@@ -123,10 +124,11 @@ def generated(loaded: LoadedModel, graphs: DecodeGraphs | None, machine: Machine
     chance = random.Random(0)
     lengths, num_outputs = (TINY_PROMPTS, TINY_OUTPUTS) if machine.tiny else (PROMPTS, OUTPUTS)
     chunk = TINY_CHUNK if machine.tiny else CHUNK
+    longest = facts.max_model_len - num_outputs
     rows = Rows(runner, loaded.num_blocks, facts.block_size)
     runner.graphs = graphs
     live: list[int] = []
-    for i, length in enumerate(lengths):
+    for i, length in enumerate(length for length in lengths if length <= longest):
         prompt = [chance.randrange(facts.vocab_size) for _ in range(length)]
         live.append(rows.begin(prompt, greedy(logprobs=NUM_TOP)))
         if i % 2:
@@ -136,11 +138,11 @@ def generated(loaded: LoadedModel, graphs: DecodeGraphs | None, machine: Machine
     return rows.sequences
 
 
-def judged_by(judge: PreTrainedModel, peer: PreTrainedModel, sequences: list[Sequence], device: torch.device) -> Judged:
-    judged = Judged()
+def judged_by(judge: PreTrainedModel, peer: PreTrainedModel, sequences: list[Sequence], num_ids: int) -> Judged:
+    judged, device = Judged(), judge.device
     for sequence in sequences:
         ids = torch.tensor(sequence.token_ids, device=device)
-        expected, peers = (log_probabilities(model, ids, sequence.num_prompt) for model in (judge, peer))
+        expected, peers = (log_probabilities(model, ids, sequence.num_prompt, num_ids) for model in (judge, peer))
         gaps = expected.amax(-1) - expected.gather(1, ids[sequence.num_prompt :, None])[:, 0]
         entries = torch.tensor([entry for entry, _ in sequence.logprobs], device=device)
         values = torch.tensor([value for _, value in sequence.logprobs], device=device, dtype=torch.float64)
@@ -152,10 +154,10 @@ def judged_by(judge: PreTrainedModel, peer: PreTrainedModel, sequences: list[Seq
     return judged
 
 
-def log_probabilities(model: PreTrainedModel, ids: torch.Tensor, num_prompt: int) -> torch.Tensor:
-    """float64 `[outputs, vocab]`: what each output is drawn from."""
+def log_probabilities(model: PreTrainedModel, ids: torch.Tensor, num_prompt: int, num_ids: int) -> torch.Tensor:
+    """float64 `[outputs, num_ids]`: what each output is drawn from; a head may be wider than what ids there are."""
     with torch.inference_mode():
-        logits = model(input_ids=ids[None], use_cache=False).logits[0, num_prompt - 1 : -1]
+        logits = model(input_ids=ids[None], use_cache=False).logits[0, num_prompt - 1 : -1, :num_ids]
     return torch.log_softmax(logits.double(), -1)
 
 

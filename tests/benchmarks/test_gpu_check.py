@@ -70,11 +70,22 @@ def test_all_sections_together_take_less_than_eight_minutes():
 
 def test_the_exit_code_says_whether_anything_is_wrong(monkeypatch, capsys):
     monkeypatch.setattr(gpu_check, "SECTIONS", (Section("not_there", 30),))
-    monkeypatch.setattr(sys, "argv", ["gpu_check", "--json"])
+    monkeypatch.setattr(sys, "argv", ["gpu_check", "--json", "--device", "cpu"])
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # main sets it as well; this puts it back
     with pytest.raises(SystemExit) as exit_code:
         gpu_check.main()
     assert exit_code.value.code == 1
     assert json.loads(capsys.readouterr().out)["passed"] is False
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_what_is_missing(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["gpu_check"])
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # main takes it away; this puts it back
+    with pytest.raises(SystemExit) as exit_code:
+        gpu_check.main()
+    assert exit_code.value.code == 2
+    assert "there is no GPU to check: torch" in capsys.readouterr().err
 
 
 def hides_the_last_token(*arguments, **options):
