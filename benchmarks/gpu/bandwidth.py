@@ -12,7 +12,7 @@ import torch
 from benchmarks.gpu.backends import checked_backend, prepare
 from benchmarks.gpu.batches import Batch, Heads, make_batch
 from benchmarks.gpu.sections import Machine, Report
-from benchmarks.gpu.timing import copy_of, num_copies, ratio, significant, take_turns, typical_us
+from benchmarks.gpu.timing import copy_of, num_copies, ratio, release_memory, significant, take_turns, typical_us
 
 BLOCK_SIZE = 16
 REPEATS, TINY_REPEATS = 40, 2
@@ -31,11 +31,8 @@ def measure(machine: Machine, report: Report) -> None:
     device = torch.device(machine.device)
     prepare(device)
     for name, (heads, contexts) in workloads(tiny=machine.tiny).items():
-        if report.time_is_up:
-            report.add(**{name: "no time"})
-        else:
-            report.add(**{name: against_copy(heads, contexts, device)})
-            _free(device)
+        report.attempt(name, partial(against_copy, heads, contexts, device))
+        release_memory(device)
 
 
 def workloads(*, tiny: bool) -> dict[str, tuple[Heads, list[int]]]:
@@ -77,8 +74,3 @@ def against_copy(heads: Heads, contexts: list[int], device: torch.device) -> dic
         "attention_gb_s": significant(num_bytes / 1e3 / typical_us(times["attention"])),
         "copy_gb_s": significant(num_bytes / 1e3 / typical_us(times["copy"])),
     }
-
-
-def _free(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.empty_cache()

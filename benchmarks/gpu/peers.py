@@ -6,6 +6,7 @@ All rows have the same length here, for that is what the peers take. Each gets t
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -15,8 +16,9 @@ from benchmarks.gpu.bandwidth import REPEATS, TINY_REPEATS
 from benchmarks.gpu.batches import Batch, Heads, make_batch
 from benchmarks.gpu.compare import distance
 from benchmarks.gpu.sections import Machine, Report
-from benchmarks.gpu.timing import num_copies, ratio, significant, take_turns, typical_us
+from benchmarks.gpu.timing import num_copies, ratio, release_memory, significant, take_turns, typical_us
 
+FLASH = "flash_attn"
 FLASH_BLOCK_SIZE = 256  # the paged form of FlashAttention takes multiples of it
 Attention = Callable[[], torch.Tensor]
 
@@ -47,36 +49,31 @@ TINY_SHAPES = {
 def measure(machine: Machine, report: Report) -> None:
     device = torch.device(machine.device)
     prepare(device)
-    report.add(flash_attention=importlib.util.find_spec("flash_attn") is not None)
+    report.add(flash_attention=importlib.util.find_spec(FLASH) is not None)
     for name, shape in (TINY_SHAPES if machine.tiny else SHAPES).items():
-        if report.time_is_up:
-            report.add(**{name: "no time"})
-            continue
-        figures, errors = against_peers(shape, device)
-        report.add(**{name: figures})
-        for error in errors:
-            report.fail(f"{name}: {error}")
+        report.attempt(name, partial(against_peers, shape, device))
+        release_memory(device)
 
 
-def against_peers(shape: Shape, device: torch.device) -> tuple[dict[str, float], list[str]]:
-    """Times, and each peer's by ours (above 1: we are faster). Results are compared before anything is timed."""
+def against_peers(shape: Shape, device: torch.device) -> dict[str, float]:
+    """Times, and each peer's by ours (above 1: we are faster). Raises ValueError, before anything is timed, for results
+    that differ."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float16
     sets = [_works(shape, dtype, device, 0)]
     kv_bytes = 2 * shape.num_rows * shape.context * shape.heads.kv * shape.heads.dim * dtype.itemsize
     sets += [_works(shape, dtype, device, seed) for seed in range(1, num_copies(kv_bytes, device))]
     ours = sets[0]["paged"]()
-    errors = []
     for name, work in sets[0].items():
         found = distance(work().reshape(ours.shape), ours)
         if not found.within(dtype):
-            errors.append(f"{name} and ours differ by {found.relative:.3g} of a vector's length")
+            raise ValueError(f"{name} and ours differ by {found.relative:.3g} of a vector's length")
     repeats = REPEATS if device.type == "cuda" else TINY_REPEATS
     times = take_turns({name: [works[name] for works in sets] for name in sets[0]}, repeats, device)
     figures = {f"{name}_us": typical_us(seconds) for name, seconds in times.items()}
     figures |= {f"{name}_by_paged": ratio(times, name, "paged") for name in times if name != "paged"}
     if shape.queries > 1:
         figures["paged_tflop_s"] = significant(flop(shape) / 1e6 / figures["paged_us"])
-    return figures, errors
+    return figures
 
 
 def flop(shape: Shape) -> float:
@@ -93,7 +90,7 @@ def _works(shape: Shape, dtype: torch.dtype, device: torch.device, seed: int) ->
     q = batch.q.unflatten(0, (shape.num_rows, -1))  # [rows, queries, heads, dim]
     k, v = (cache.flatten(0, 1)[batch.slots].unflatten(0, (shape.num_rows, -1)) for cache in _caches(batch))
     works: dict[str, Attention] = {"paged": lambda: batch.attend(backend), "sdpa": _sdpa(q, k, v)}
-    if device.type == "cuda" and importlib.util.find_spec("flash_attn") is not None:
+    if device.type == "cuda" and importlib.util.find_spec(FLASH) is not None:
         works |= _flash(q, k, v)
     return works
 

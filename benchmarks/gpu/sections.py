@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
@@ -67,6 +68,17 @@ class Report:
     def fail(self, error: str) -> None:
         """Something is wrong; the section goes on."""
         self._connection.send_bytes(json.dumps({"error": error[:LONGEST_ERROR]}).encode())
+
+    def attempt(self, name: str, work: Callable[[], Any]) -> None:
+        """Add what the work returns under that name. If it raises, that is wrong, and the section goes on."""
+        if self.time_is_up:
+            self.add(**{name: "no time"})
+            return
+        try:
+            self.add(**{name: work()})
+        except Exception as error:  # noqa: BLE001  # whatever it is, it is this piece's result
+            traceback.print_exc(file=sys.stderr)
+            self.fail(f"{name}: {type(error).__name__}: {error}")
 
     @property
     def time_is_up(self) -> bool:

@@ -4,6 +4,7 @@ import random
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -46,16 +47,13 @@ def measure(machine: Machine, report: Report) -> None:
             tokens_per_step=TOKENS_PER_STEP, kv_memory=_kv_bytes(config, device, max(sizes), machine),
         )  # fmt: skip
         report.add(layers=machine.layers, make_s=round(saved - began, 2), load_s=round(time.monotonic() - saved, 2))
-    report.add(prefill=prefill(loaded, machine))
+    report.attempt("prefill", lambda: prefill(loaded, machine))
     graphs = recorded_graphs(loaded)
     for num_rows in sizes:
-        label = f"decode_{num_rows}"
-        if report.time_is_up:
-            report.add(**{label: "no time"})
-        elif num_rows * _row_blocks(loaded, machine) >= loaded.num_blocks:
-            report.add(**{label: "no memory"})
+        if num_rows * _row_blocks(loaded, machine) < loaded.num_blocks:
+            report.attempt(f"decode_{num_rows}", partial(decode, loaded, graphs, num_rows, machine))
         else:
-            report.add(**{label: decode(loaded, graphs, num_rows, machine)})
+            report.add(**{f"decode_{num_rows}": "no memory"})
 
 
 def _row_tokens(machine: Machine) -> int:

@@ -8,7 +8,7 @@ from benchmarks.gpu.backends import checked_backend, prepare
 from benchmarks.gpu.bandwidth import REPEATS, TINY_REPEATS
 from benchmarks.gpu.batches import Batch, Heads, make_batch
 from benchmarks.gpu.sections import Machine, Report
-from benchmarks.gpu.timing import num_copies, ratio, take_turns, typical_us
+from benchmarks.gpu.timing import num_copies, ratio, release_memory, take_turns, typical_us
 
 BLOCK_SIZES = (16, 64, 256)
 
@@ -23,10 +23,8 @@ def measure(machine: Machine, report: Report) -> None:
     for name, (heads, rows) in shapes.items():
         for block_size in BLOCK_SIZES[:1] if machine.tiny else BLOCK_SIZES:
             label = f"{name}, blocks of {block_size}"
-            if report.time_is_up:
-                report.add(**{label: "no time"})
-            else:
-                report.add(**{label: in_order_or_not(heads, rows, block_size, device)})
+            report.attempt(label, partial(in_order_or_not, heads, rows, block_size, device))
+            release_memory(device)
 
 
 def in_order_or_not(

@@ -87,3 +87,9 @@ def copy_of(num_bytes: int, device: torch.device) -> Work:
     source = torch.randint(0, 255, (max(1, num_bytes // 2),), dtype=torch.uint8, device=device)
     destination = torch.empty_like(source)
     return lambda: destination.copy_(source)
+
+
+def release_memory(device: torch.device) -> None:
+    """What is free goes back to the device: the next workload's pieces are of other sizes."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

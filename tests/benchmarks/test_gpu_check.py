@@ -10,12 +10,13 @@ import torch
 
 from benchmarks import gpu_check
 from benchmarks.gpu import kernels as kernel_section
-from benchmarks.gpu import models
+from benchmarks.gpu import models, peers
 from benchmarks.gpu.backends import REFERENCE
 from benchmarks.gpu.batches import Heads
 from benchmarks.gpu.compare import distance
 from benchmarks.gpu.kernel_cases import Case, grid
 from benchmarks.gpu.sections import Machine, Section, run_section
+from benchmarks.gpu.timing import ratio
 from kernels import Backend
 
 CPU = torch.device("cpu")
@@ -170,6 +171,28 @@ def test_a_model_over_a_wrong_kernel_breaks_the_margin(monkeypatch):
     assert {error.split(":")[0] for error in outcome.errors} == {
         f"{family} float32{label}" for family in ("llama", "gemma3") for label in ("", " with graphs")
     }
+
+
+def test_a_peer_with_other_results_is_not_timed(monkeypatch):
+    shape = peers.Shape(Heads(4, 2, 16), num_rows=2, queries=1, context=20)
+    monkeypatch.setattr(peers, "checked_backend", lambda device: REFERENCE)
+    assert peers.against_peers(shape, CPU)["sdpa_by_paged"] > 0
+    wrong = backend_with(paged_attention=hides_the_last_token)
+    monkeypatch.setattr(peers, "checked_backend", lambda device: wrong)
+    with pytest.raises(ValueError, match="sdpa and ours differ"):
+        peers.against_peers(shape, CPU)
+
+
+@pytest.mark.parametrize(("queries", "context"), [(1, 9), (3, 5), (7, 7)])
+def test_only_what_a_query_may_see_counts_as_work(queries, context):
+    pairs = sum(context - queries + i + 1 for i in range(queries))
+    shape = peers.Shape(Heads(4, 2, 16), num_rows=2, queries=queries, context=context)
+    assert peers.flop(shape) == 2 * (2 * 2 * 4 * 16 * pairs)  # rows; products, two operations, heads, size
+
+
+def test_a_ratio_is_the_median_of_neighbours_and_not_of_all():
+    times = {"slow": [2.0, 40.0, 6.0], "fast": [1.0, 10.0, 6.0]}
+    assert ratio(times, "slow", "fast") == 2.0
 
 
 def test_nothing_but_zeros_will_do_where_zeros_are_expected():

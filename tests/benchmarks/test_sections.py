@@ -19,6 +19,12 @@ def test_a_section_that_breaks_names_its_fault_and_keeps_its_figures(name, error
     assert outcome.errors == [error]
 
 
+def test_a_piece_of_a_section_that_breaks_does_not_end_the_section():
+    outcome = run_section(Section("goes_on", 60), Machine("cpu"), FAULTY)
+    assert outcome.errors == ["broken: ZeroDivisionError: division by zero"]
+    assert outcome.figures == {"whole": {"number": "nan"}}  # JSON has no number for it
+
+
 def test_a_section_is_ended_with_all_its_processes_when_its_time_is_over():
     outcome = run_section(Section("never_ends", 3), Machine("cuda"), FAULTY)
     assert outcome.figures["found"] == 1

@@ -1,0 +1,3 @@
+def measure(machine, report):
+    report.attempt("broken", lambda: 1 / 0)
+    report.attempt("whole", lambda: {"number": float("nan")})
