@@ -6,6 +6,7 @@ Weights that are quantised in the file come out as bfloat16, which rounds far fi
 import contextlib
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 import tempfile
@@ -19,7 +20,8 @@ from executor_svc.model.refusal import ModelRefused, check_complete, reason
 
 log = structlog.get_logger(__name__)
 
-CONVERSION = 1  # raise it when a conversion comes out differently, so that older ones are not taken for it
+CONVERSION = 2  # raise it when a conversion comes out differently, so that older ones are not taken for it
+_CONTROL, _USER_DEFINED = 3, 4  # types of tokens
 _PLAIN_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -80,7 +82,8 @@ def convert(gguf_file: Path, directory: Path) -> None:
         raise
     except Exception as error:  # whatever readers of broken files raise
         raise ModelRefused(f"{gguf_file} cannot be converted: {reason(error)}") from error
-    config = model.config
+    reader, config = _reader(gguf_file), model.config
+    _check_rotation(gguf_file, reader, config)
     if hasattr(config, "quantization_config"):
         del config.quantization_config  # it speaks of the file, whose weights are plain ones now
     # The loaded object remembers that it was quantised and would refuse to be saved; a fresh one of its kind does not.
@@ -89,17 +92,70 @@ def convert(gguf_file: Path, directory: Path) -> None:
     plain.load_state_dict(model.state_dict(), strict=True, assign=True)
     plain.tie_weights()
     plain.generation_config = model.generation_config
-    plain.to(getattr(torch, _dtype(gguf_file))).save_pretrained(directory)
+    plain.generation_config.eos_token_id = _end_tokens(reader) or model.generation_config.eos_token_id
+    plain.to(getattr(torch, _dtype(reader))).save_pretrained(directory)
     tokenizer.save_pretrained(directory)
+    _add_whole_tokens(reader, directory / "tokenizer.json")
     log.info("gguf_conversion_done", directory=str(directory))
 
 
-def _dtype(gguf_file: Path) -> str:
-    """The type of the file's matrices where it is a plain one."""
+def _reader(gguf_file: Path) -> Any:
     from gguf import GGUFReader
 
-    types = {tensor.tensor_type.name for tensor in GGUFReader(gguf_file).tensors if len(tensor.shape) > 1}
+    return GGUFReader(gguf_file)
+
+
+def _dtype(reader: Any) -> str:
+    """The type of the file's matrices where it is a plain one."""
+    types = {tensor.tensor_type.name for tensor in reader.tensors if len(tensor.shape) > 1}
     return _PLAIN_DTYPES.get(types.pop(), "bfloat16") if len(types) == 1 else "bfloat16"
+
+
+def _add_whole_tokens(reader: Any, file: Path) -> None:
+    """Write tokens that no text is ever cut within to tokenizer.json, as far as they are lost.
+
+    Transformers spells those that are not written in the letters of a byte-level vocabulary as bytes, and a text that
+    has them is cut into pieces: `<｜User｜>`, say.
+    """
+    model, *fields = (reader.fields.get(f"tokenizer.ggml.{name}") for name in ("model", "tokens", "token_type"))
+    if model is None or model.contents() != "gpt2" or None in fields:
+        return
+    state = json.loads(file.read_text(encoding="utf-8"))
+    vocab = state["model"]["vocab"]
+    known = {token["content"] for token in state["added_tokens"]}
+    spelled = {token_id: text for text, token_id in vocab.items()}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    for token_id, (text, kind) in enumerate(zip(*(field.contents() for field in fields), strict=True)):
+        if kind in (_CONTROL, _USER_DEFINED) and text not in known and token_id in spelled:
+            del vocab[spelled[token_id]]
+            vocab[text] = token_id
+            state["added_tokens"].append({"id": token_id, "content": text, "special": kind == _CONTROL, **flags})
+    state["added_tokens"].sort(key=lambda token: token["id"])
+    file.write_text(json.dumps(state, ensure_ascii=False), encoding="utf-8")
+
+
+def _end_tokens(reader: Any) -> list[int]:
+    """A file has an entry for each kind of end: of the text, of a turn, of a message. Transformers reads the first."""
+    names = [f"tokenizer.ggml.{kind}_token_id" for kind in ("eos", "eot", "eom")]
+    return sorted({int(reader.fields[name].contents()) for name in names if name in reader.fields})
+
+
+def _check_rotation(gguf_file: Path, reader: Any, config: Any) -> None:
+    """Of most architectures transformers does not read how a file scales its rotary positions."""
+    types = {name: field.contents() for name, field in reader.fields.items() if name.endswith(".rope.scaling.type")}
+    scaled = [name for name, value in types.items() if value != "none"]
+    scaled += [
+        tensor.name
+        for tensor in reader.tensors
+        if tensor.name.startswith(("rope_freqs", "rope_factors")) and (tensor.data != 1).any()
+    ]
+    parameters = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    kinds = {part.get("rope_type", "default") for part in [parameters, *parameters.values()] if isinstance(part, dict)}
+    if scaled and kinds <= {"default"}:
+        raise ModelRefused(
+            f"{gguf_file} scales its rotary positions ({scaled[0]}), which is lost when transformers reads a GGUF file "
+            f"of a {config.model_type}; use the model's safetensors"
+        )
 
 
 @contextlib.contextmanager

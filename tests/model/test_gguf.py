@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import random
 import subprocess
 import sys
 import time
@@ -10,14 +11,20 @@ import time
 import gguf
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Regex, Tokenizer, pre_tokenizers
 
 from executor_svc.model.gguf import converted, made_once
 from executor_svc.model.load import load
 from executor_svc.model.refusal import ModelRefused
-from tests.model.conftest import settings_for
-from tests.tiny_models import VOCAB_SIZE
+from scheduler_svc.text.tokenizer import Tokenizer as SchedulerTokenizer
+from tests.margin import assert_greedy, assert_logprobs, reference_logits, reference_model
+from tests.model.conftest import MAX_ROWS, random_ids, settings_for
+from tests.model.driver import Driver
+from tests.model.test_margin import greedy
+from tests.text.models import KINDS
+from tests.tiny_models import TINY_DECODER, VOCAB_SIZE, save_model
 
 
 def make_and_log(directory, log, barrier):
@@ -91,12 +98,16 @@ def test_a_file_that_changed_is_converted_anew(tmp_path, monkeypatch):
     assert (second / "copy").read_bytes() == b"two"
 
 
-def write_llama_gguf(file, directory, quantisation, left_out=None):
+def write_llama_gguf(file, directory, quantisation, left_out=None, architecture="llama", pre="llama-bpe", edit=None):
     """The tiny Llama as llama.cpp lays it out: queries and keys with the two halves of each head interleaved."""
     config = json.loads((directory / "config.json").read_text())
-    vocab = json.loads((directory / "tokenizer.json").read_text())["model"]["vocab"]
+    tokenizer = json.loads((directory / "tokenizer.json").read_text())
+    special = {token["content"] for token in tokenizer["added_tokens"] if token["special"]}
+    added = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
+    vocab = tokenizer["model"]["vocab"] | added
+    tokens = sorted(vocab, key=vocab.__getitem__)
     num_heads, num_kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    writer = gguf.GGUFWriter(file, "llama")
+    writer = gguf.GGUFWriter(file, architecture)
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -108,12 +119,14 @@ def write_llama_gguf(file, directory, quantisation, left_out=None):
     writer.add_rope_dimension_count(config["hidden_size"] // num_heads)
     writer.add_vocab_size(config["vocab_size"])
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("llama-bpe")
-    writer.add_token_list(sorted(vocab, key=vocab.__getitem__))
-    writer.add_token_types([3 if token in ("<s>", "</s>") else 1 for token in sorted(vocab, key=vocab.__getitem__)])
-    writer.add_token_merges(["Ġ Ġ"])
-    writer.add_bos_token_id(256)
-    writer.add_eos_token_id(257)
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types([3 if token in special else 4 if token in added else 1 for token in tokens])
+    writer.add_token_merges([" ".join(merge) for merge in tokenizer["model"]["merges"]])
+    writer.add_bos_token_id(vocab["<s>"])
+    writer.add_eos_token_id(vocab["</s>"])
+    if edit:
+        edit(writer)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
     for name, tensor in load_file(directory / "model.safetensors").items():
         if name == left_out:
@@ -153,4 +166,116 @@ def test_a_gguf_without_one_of_the_weights_is_refused_by_name(tiny_directories, 
     file, lost = tmp_path / "tiny.gguf", "model.layers.1.mlp.up_proj.weight"
     write_llama_gguf(file, tiny_directories["llama"], gguf.GGMLQuantizationType.F32, left_out=lost)
     with pytest.raises(ModelRefused, match=lost):
+        converted(file, tmp_path / "cache")
+
+
+LLAMA_3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# Key heads, and how texts are taken apart: as llama.cpp calls it, and the pattern.
+KINDS_OF_LLAMA = {"as many key heads": (4, "gpt-2", None), "fewer key heads": (2, "llama-bpe", LLAMA_3)}
+
+
+@pytest.fixture(scope="module", params=KINDS_OF_LLAMA)
+def original(request, tmp_path_factory):
+    """A tiny Llama whose tokenizer has merges, special tokens and some that were added. Directory and `pre`."""
+    num_key_heads, pre, pattern = KINDS_OF_LLAMA[request.param]
+    directory = tmp_path_factory.mktemp("original")
+    library = Tokenizer.from_str(KINDS["byte_level"].to_str())
+    library.add_special_tokens([AddedToken("<｜User｜>", normalized=False)])
+    if pattern:
+        split = pre_tokenizers.Split(Regex(pattern), "isolated")
+        bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        library.pre_tokenizer = pre_tokenizers.Sequence([split, bytes_only])
+    ends = {"bos_token_id": library.token_to_id("<s>"), "eos_token_id": library.token_to_id("</s>")}
+    sizes = {"vocab_size": library.get_vocab_size(), "num_key_value_heads": num_key_heads, "pad_token_id": None}
+    save_model(directory, transformers.LlamaConfig(**TINY_DECODER | sizes | ends))
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=library, bos_token="<s>", eos_token="</s>")
+    tokenizer.save_pretrained(directory)
+    return directory, pre
+
+
+def many_texts() -> list[str]:
+    """200 texts of all kinds, and mixtures of them."""
+    stems = [
+        "0123456789", "3.14159", "1 22 333 4444 55555", " ", "  ", "   three", "tab\tand\nline\r\n", "a  b   c",
+        "Größe, naïve façade", "é e\u0301", "Привет, мир", "<s>", "</s>", "<|mark|>", "a<s>b</s>c",
+        "<｜User｜>hi<｜User｜>", "<tool>x<tool>",
+        "漢字かな交じり文", "汉\u00a0字", "한국어", "😀👨‍👩‍👧‍👦", "def f(x):\n    return x ** 2  # y", "x != y && z",
+        "I'll, you've, he'd",         "THE QUICK brown Fox", "http://example.org/?a=1&b=2",
+    ]  # fmt: skip
+    chance = random.Random(5)
+    return stems + ["".join(chance.sample(stems, chance.randrange(2, 5))) for _ in range(200 - len(stems))]
+
+
+@pytest.mark.parametrize("quantisation", ["F32", "F16"])
+def test_a_gguf_model_has_the_ids_and_the_numbers_of_the_original(original, tmp_path, quantisation):
+    directory, pre = original
+    file = tmp_path / "tiny.gguf"
+    write_llama_gguf(file, directory, gguf.GGMLQuantizationType[quantisation], pre=pre)
+    loaded = load(settings_for(file, cache_dir=tmp_path / "cache"))
+    ours = SchedulerTokenizer.from_bundle(loaded.bundle)
+    theirs = transformers.AutoTokenizer.from_pretrained(directory)
+    for text in many_texts():
+        assert ours.encode(text) == theirs(text)["input_ids"], text
+        ids = theirs(text)["input_ids"]
+        assert ours.decode(ids, skip_special_tokens=False) == theirs.decode(ids), text
+    # In the file's type and then in fp32: F16 rounds the weights.
+    reference = reference_model(directory, {"F32": torch.float32, "F16": torch.float16}[quantisation]).float()
+    sequences = [greedy(random_ids(length, length)) for length in (1, 9, 20)]
+    Driver(loaded, MAX_ROWS).generate(sequences, 8, chunk=7)
+    for sequence in sequences:
+        logits = reference_logits(reference, sequence.token_ids)
+        assert_greedy(logits, sequence.token_ids, sequence.num_prompt)
+        assert_logprobs(logits, sequence.token_ids, sequence.num_prompt, sequence.logprobs)
+
+
+@pytest.mark.parametrize("template", [None, "{{ bos_token }}{{ messages[0].content }}"])
+def test_a_chat_template_comes_along_where_the_file_has_one(tiny_directories, tmp_path, template):
+    def edit(writer):
+        if template:
+            writer.add_chat_template(template)
+
+    file = tmp_path / "tiny.gguf"
+    write_llama_gguf(file, tiny_directories["llama"], gguf.GGMLQuantizationType.F32, edit=edit)
+    ours = SchedulerTokenizer.from_bundle(load(settings_for(file, cache_dir=tmp_path / "cache")).bundle)
+    assert ours.has_chat_template == (template is not None)
+    if template:
+        assert ours.encode_chat([{"role": "user", "content": "hi"}]) == [256, *ours.encode("hi", False)]
+
+
+def test_ends_of_a_turn_and_of_a_message_end_a_text_too(tiny_directories, tmp_path):
+    def edit(writer):
+        writer.add_eot_token_id(261)
+        writer.add_eom_token_id(262)
+
+    file = tmp_path / "tiny.gguf"
+    write_llama_gguf(file, tiny_directories["llama"], gguf.GGMLQuantizationType.F32, edit=edit)
+    loaded = load(settings_for(file, cache_dir=tmp_path / "cache"))
+    assert list(loaded.facts.eos_token_ids) == [257, 261, 262]
+
+
+def test_an_architecture_that_transformers_cannot_read_is_refused_by_name(tiny_directories, tmp_path):
+    file = tmp_path / "tiny.gguf"
+    write_llama_gguf(file, tiny_directories["llama"], gguf.GGMLQuantizationType.F32, architecture="mamba3")
+    with pytest.raises(ModelRefused, match="mamba3"):
+        converted(file, tmp_path / "cache")
+
+
+def scaling_by_name(writer):
+    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(4.0)
+
+
+def scaling_by_factors(writer):
+    """As Llama 3.1 is stored."""
+    writer.add_tensor("rope_freqs.weight", torch.linspace(1, 8, 8).numpy())
+
+
+@pytest.mark.parametrize("edit", [scaling_by_name, scaling_by_factors])
+def test_scaled_rotary_positions_that_would_get_lost_are_refused(tiny_directories, tmp_path, edit):
+    file = tmp_path / "tiny.gguf"
+    write_llama_gguf(file, tiny_directories["llama"], gguf.GGMLQuantizationType.F32, edit=edit)
+    with pytest.raises(ModelRefused, match="scales its rotary positions"):
         converted(file, tmp_path / "cache")
