@@ -89,7 +89,13 @@ SERVED: dict[str, dict[str, Any]] = {
     "minimax_m2": {**LOCAL_EXPERTS, "head_dim": 16},
     "mimo_v2_flash": {"head_dim": 16, "v_head_dim": 12, **ROUTED_EXPERTS, "sliding_window": WINDOW},
     "ministral": {"sliding_window": WINDOW, "layer_types": LOCAL_GLOBAL, "head_dim": 16},
-    "ministral3": {"head_dim": 16},
+    "ministral3": {
+        "head_dim": 16,
+        "rope_parameters": {  # queries are scaled by their position from the sixteenth on
+            "rope_type": "yarn", "rope_theta": 1e4, "factor": 16.0, "original_max_position_embeddings": 16,
+            "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3,
+        },
+    },
     "mistral": {"sliding_window": WINDOW},
     "mixtral": LOCAL_EXPERTS,
     "modernbert-decoder": {"local_attention": 2 * WINDOW, "layer_types": LOCAL_GLOBAL},
@@ -130,6 +136,22 @@ SERVED: dict[str, dict[str, Any]] = {
     "kolibri1": {**EXPERTS, "head_dim": 16, "shared_expert_intermediate_size": 32, "sliding_window": WINDOW},
     "laguna": {**EXPERTS, "head_dim": 16, "sliding_window": WINDOW, "layer_types": LOCAL_GLOBAL},
     "mellum": {**EXPERTS, "head_dim": 16, "sliding_window": WINDOW, "layer_types": LOCAL_GLOBAL},
+}  # fmt: skip
+
+# Of these the text model is served, without what sees and hears.
+VISION = {
+    "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16,
+    "patch_size": 8,
+}  # fmt: skip
+SERVED |= {
+    "gemma3": {
+        "text_config": TINY_DECODER | SERVED["gemma3_text"], "vision_config": VISION, "mm_tokens_per_image": 4,
+        "image_token_index": 300, "boi_token_index": 301, "eoi_token_index": 302,
+    },
+    "gemma4": {
+        "text_config": TINY_DECODER | SERVED["gemma4_text"], "audio_config": None,
+        "vision_config": {**VISION, "head_dim": 16, "num_key_value_heads": 2},
+    },
 }  # fmt: skip
 
 REFUSED: dict[str, dict[str, Any]] = {
@@ -198,4 +220,5 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 
 def tiny_config(model_type: str, changes: dict[str, Any]) -> transformers.PreTrainedConfig:
-    return transformers.AutoConfig.for_model(model_type, **TINY_DECODER | changes)
+    base = {} if "text_config" in changes else TINY_DECODER
+    return transformers.AutoConfig.for_model(model_type, **base | changes)
