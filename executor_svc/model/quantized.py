@@ -6,6 +6,7 @@ rest computes as transformers and the format's package do it.
 """
 
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 from executor_svc.model.checkpoint import StoredTensor
 from executor_svc.model.refusal import ModelRefused
 
+_PACKAGES = {"compressed-tensors": "compressed_tensors", "torchao": "torchao"}
 _PLAIN_TYPES = {"F64", "F32", "F16", "BF16"}
 
 
@@ -27,6 +29,12 @@ def prepare(directory: Path, config: PreTrainedConfig, stored: Mapping[str, Stor
     if not isinstance(quantization, dict):
         quantization = quantization.to_dict()
     method = _method(directory, quantization)
+    package = _PACKAGES.get(method)
+    if package is not None and find_spec(package) is None:
+        raise ModelRefused(
+            f"{directory} was quantised by {method}, whose package is not installed: "
+            "pip install 'paged-inference[quantized]'"
+        )
     if method in ("fp8", "mxfp4") or (method == "compressed-tensors" and _leaves_activations(quantization)):
         quantization = {**quantization, "dequantize": True}
     config.quantization_config = quantization

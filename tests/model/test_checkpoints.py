@@ -2,10 +2,11 @@
 
 import pytest
 
+from executor_svc.model import quantized
 from executor_svc.model.load import load
 from executor_svc.model.refusal import ModelRefused
 from tests.margin import assert_greedy, assert_logprobs, reference_logits, reference_model
-from tests.model.checkpoints import CHECKPOINTS, Checkpoint
+from tests.model.checkpoints import CHECKPOINTS, Checkpoint, make_named
 from tests.model.conftest import MAX_ROWS, random_ids, settings_for
 from tests.model.driver import Driver
 from tests.model.test_margin import greedy
@@ -31,4 +32,12 @@ def test_a_quantised_checkpoint_is_served_by_the_margin_rule(tmp_path, checkpoin
 def test_a_quantised_checkpoint_that_cannot_be_right_is_refused_with_the_reason(tmp_path, checkpoint: Checkpoint):
     checkpoint.make(tmp_path)
     with pytest.raises(ModelRefused, match=checkpoint.refusal):
+        load(settings_for(tmp_path))
+
+
+@pytest.mark.parametrize("method", ["compressed-tensors", "torchao"])
+def test_a_format_whose_package_is_missing_is_refused_with_what_to_install(tmp_path, monkeypatch, method):
+    make_named(tmp_path, quant_method=method)
+    monkeypatch.setattr(quantized, "find_spec", lambda name: None)
+    with pytest.raises(ModelRefused, match=rf"{method}.* pip install 'paged-inference\[quantized\]'"):
         load(settings_for(tmp_path))

@@ -12,9 +12,10 @@ from executor_svc.model.demo_model import demo_model_path
 from paged.client import Client
 from paged.v1 import executor_pb2, inference_pb2
 from tests.margin import MARGIN, assert_drawn, assert_greedy, assert_logprobs, reference_logits, reference_model
+from tests.model.test_rotary import ORIGINAL, rope_config
 from tests.processes import cleaned_up, start_executor, start_scheduler
 from tests.system.requests import idle_load, ready
-from tests.tiny_models import CONFIGS, VOCAB_SIZE, save_tiny
+from tests.tiny_models import CONFIGS, VOCAB_SIZE, save_model, save_tiny
 
 # Gemma's residual stream grows into the thousands over 18 layers, where fp32 is ten times coarser than in tiny models.
 REAL_MODEL_MARGIN = 1e-3
@@ -111,6 +112,34 @@ async def test_margins_hold_alone_together_chunked_cached_and_preempted(
     for answered in wanted:
         assert len(answered.ids) == 20
         judge(reference, answered)
+
+
+async def test_answers_that_cross_the_length_at_which_keys_change_are_right_on_both_sides(tmp_path: Path) -> None:
+    """C8.6. Each token is judged by a pass over those before it, whose number alone decides on its factors."""
+    directory = save_model(tmp_path / "longrope", rope_config("longrope"))
+    wanted = mixed(14, VOCAB_SIZE, 26, random.Random(3))
+    assert {len(one.prompt) < ORIGINAL < len(one.prompt) + 20 for one in wanted} == {True, False}
+    pool = ["--block-size", "4", "--num-blocks", "50", "--max-rows", "8", "--tokens-per-step", "12"]
+    with cleaned_up([]) as services:
+        services.append(start_executor(tmp_path, "--model", str(directory), "--dtype", "float32", *pool))
+        endpoint = services[0].wait_until_ready().address
+        services.append(start_scheduler(tmp_path, endpoint))
+        async with Client(services[1].wait_until_ready().address) as client:
+            await ready(client)
+            await asyncio.gather(*[ask(client, one, 20) for one in wanted])
+            load = await idle_load(client)
+    assert load.cached_prompt_tokens > 0
+    assert load.used_blocks == 0
+    reference = reference_model(directory)
+    for answered in wanted:
+        assert len(answered.ids) == 20
+        for i, entry in enumerate(answered.logprobs):
+            before = answered.prompt + answered.ids[:i]
+            token_ids, logits = [*before, answered.ids[i]], reference_logits(reference, before)
+            if answered.sampling.temperature == 0 and answered.sampling.repetition_penalty == 1:
+                assert_greedy(logits, token_ids, len(before))
+            column = ([answered.ids[i], *entry.top_ids], [entry.logprob, *entry.top_logprobs], entry.rank)
+            assert_logprobs(logits, token_ids, len(before), [column])
 
 
 @pytest.mark.model
