@@ -8,7 +8,8 @@ that meet their neighbours.
 
 Each layer hands on what the first pass attended to, so that rounding does not grow from layer to layer and a
 difference is found where it arises. It costs five forward passes of at most 20 tokens, each about as long as reading
-the weights once.
+the weights once. What begins only in longer sequences is not seen here: of that, `masks` and `own_positions` look for
+what is known to occur.
 """
 
 import inspect
@@ -31,9 +32,15 @@ BLOCK_SIZE = 16
 PARTS = ((6, 12, 1), (2, 3, 1))
 BLOCKS = ((4, 2), (3, 1))  # so that no place is what a position is
 NUM_BLOCKS = 5
-# How far a token's vector may be off, as a share of its length. With fp32 weights that holds for each token.
-# Otherwise rounding may send a token to another expert, and it holds for the median token.
+# How far a token's vector may be off, as a share of its length. What our attention makes of the same queries, keys and
+# values is so for every token. What the model computes before it is so for every token with fp32 weights; otherwise
+# rounding may send a token to another expert, and it is so for the median one.
+_ATTENTION_ALLOWED = {torch.float32: 1e-3, torch.float16: 0.01, torch.bfloat16: 0.08}
 _ALLOWED = {torch.float32: 1e-3, torch.float16: 0.01, torch.bfloat16: 0.03}
+_REFUSAL = (
+    "the model would be served wrong: the {} differ by {:.2g} from what it computes by itself, of which {:g} may be "
+    "rounding; it does something that serving does not know of"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,32 +149,37 @@ class _Packed:
     def __call__(self, module: torch.nn.Module, heads: Heads, mask: object, arguments: dict[str, Any]) -> torch.Tensor:
         layer = self._layers[module]
         where = f"of layer {self._order[module]} ({type(module).__name__})"
-        for i, name in enumerate(("queries", "keys", "values")):
-            own = [self._own[part.sequence].heads[module][i][0, :, _span(part)] for part in self._parts]
-            self.compare(f"{name} {where}", heads[i][0].transpose(0, 1), torch.cat(own, 1).transpose(0, 1))
-        attended = attention.attend_with(layer, *heads, **arguments)
-        own = [self._own[part.sequence].attended[module][:, _span(part)] for part in self._parts]
-        self.compare(f"attention {where}", attended[0], torch.cat(own, 1)[0])
-        return torch.cat(own, 1)
+        own = [
+            torch.cat([self._own[part.sequence].heads[module][i][:, :, _span(part)] for part in self._parts], 2)
+            for i in range(len(heads))
+        ]
+        for name, served, right in zip(("queries", "keys", "values"), heads, own, strict=True):
+            self.compare(f"{name} {where}", served[0].transpose(0, 1), right[0].transpose(0, 1))
+        attended = torch.cat([self._own[part.sequence].attended[module][:, _span(part)] for part in self._parts], 1)
+        # Of the right heads, so that what went before does not matter here.
+        error = _off(attention.attend_with(layer, own[0], own[1], own[2], **arguments)[0], attended[0]).amax()
+        if not error <= (allowed := _ATTENTION_ALLOWED[heads[0].dtype]):  # NaN counts as more
+            raise ModelRefused(_REFUSAL.format(f"attention {where}", error, allowed))
+        return attended
 
     def compare(self, name: str, served: torch.Tensor, own: torch.Tensor) -> None:
         """Both `[tokens, ...]`."""
-        served, own = served.float().flatten(1), own.float().flatten(1)
-        length = own.norm(dim=1)
-        off = (served - own).norm(dim=1) / (length + 1e-3 * length.amax() + 1e-30)
-        self._errors.setdefault(name, []).append(off)
+        self._errors.setdefault(name, []).append(_off(served, own))
 
     def check(self, model: PreTrainedModel) -> None:
         exact = model.dtype == torch.float32 and getattr(model.config, "quantization_config", None) is None
         allowed = _ALLOWED[model.dtype if exact or model.dtype != torch.float32 else torch.bfloat16]
         for name, errors in self._errors.items():
-            every = torch.cat(errors)
-            off = float(every.amax() if exact else every.quantile(0.5))
-            if not off <= allowed:  # NaN counts as more
-                raise ModelRefused(
-                    f"{type(model).__name__} would be served wrong: the {name} differ by {off:.2g} from what it "
-                    f"computes by itself, of which {allowed:g} are rounding; it does something that serving does not"
-                )
+            error = torch.cat(errors).quantile(1 if exact else 0.5)
+            if not error <= allowed:
+                raise ModelRefused(_REFUSAL.format(name, error, allowed))
+
+
+def _off(served: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    """How far each token's vector is off, `[tokens]`."""
+    served, own = served.float().flatten(1), own.float().flatten(1)
+    length = own.norm(dim=1)
+    return (served - own).norm(dim=1) / (length + 1e-3 * length.amax() + 1e-30)
 
 
 def _scratch(

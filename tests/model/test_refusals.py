@@ -6,12 +6,15 @@ import transformers
 from transformers.models.llama.modeling_llama import LlamaAttention
 from transformers.models.mistral.modeling_mistral import MistralAttention
 
+from executor_svc.model import looking
+from executor_svc.model.attention import PagedLayer
 from executor_svc.model.proof import prove
 from executor_svc.model.refusal import ModelRefused
-from executor_svc.model.rehearsal import rehearse
+from executor_svc.model.rehearsal import PACKED_NAME, rehearse
 from kernels import backend
 from tests.model.conftest import MAX_ROWS, Model, random_ids
 from tests.model.driver import Driver
+from tests.model.families import SERVED, tiny_config
 from tests.model.test_margin import NUM_OUTPUTS, assert_margin, greedy
 from tests.tiny_models import TINY_DECODER, WINDOW, save_model
 
@@ -174,11 +177,50 @@ def test_attention_that_does_more_than_its_arguments_say_is_found_by_rehearsing(
     eager = code.eager_attention_forward
 
     def sharper(module, query, *arguments, **options):
-        return eager(module, query * 1.1, *arguments, **options)
+        return eager(module, query * 1.5, *arguments, **options)
 
     monkeypatch.setattr(code, "eager_attention_forward", sharper)
     with pytest.raises(ModelRefused, match=r"attention of layer 0 \(LlamaAttention\) differ"):
         understand(tiny_llama(dtype))
+
+
+LOST = {
+    "gemma2": {"soft_cap": None},
+    "gpt_oss": {"sinks": None},
+    "granite": {"scale": 0.25},
+    "mistral": {"window": None},
+    "phimoe": {"window": WINDOW + 1},
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", LOST)
+def test_an_option_that_our_own_attention_loses_is_found_by_rehearsing(monkeypatch, family, dtype):
+    attend = PagedLayer.attend
+
+    def forgetful(self, *heads, **options):
+        assert options.keys() >= LOST[family].keys()
+        return attend(self, *heads, **options | LOST[family])
+
+    model = random_model(tiny_config(family, SERVED[family]), dtype)
+    understand(model)
+    monkeypatch.setattr(PagedLayer, "attend", forgetful)
+    with pytest.raises(ModelRefused, match="the attention of layer "):
+        understand(model)
+
+
+def test_a_position_that_is_off_by_one_is_found_by_rehearsing(monkeypatch):
+    model, forward = tiny_llama(), looking.forward
+
+    def late(model, name, look, tokens, **inputs):
+        shift = 1 if name == PACKED_NAME and len(tokens) == 2 else 0  # decoding alone
+        if "position_ids" in inputs:
+            inputs["position_ids"] = inputs["position_ids"] + shift
+        return forward(model, name, look, tokens, **inputs)
+
+    monkeypatch.setattr(looking, "forward", late)
+    with pytest.raises(ModelRefused, match="the queries of layer 0"):
+        understand(model)
 
 
 @pytest.mark.parametrize("max_model_len", [1, 2, 7, 19])
