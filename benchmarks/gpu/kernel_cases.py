@@ -56,7 +56,7 @@ def mixed_rows(block_size: int, longest: int) -> tuple[tuple[int, int], ...]:
 
 def grid(dtypes: list[torch.dtype], *, tiny: bool) -> Iterator[Case]:
     """The cases for each dtype, those that differ most first."""
-    longest, rounds = (70, 1) if tiny else (1500, 4)
+    longest, rounds = (70, 1) if tiny else (1500, 8)
     for step in range(rounds):
         for i, dim in enumerate(HEAD_DIMS):
             for j, dtype in enumerate(dtypes):

@@ -6,6 +6,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import TypeVar
 
 from benchmarks.gpu.sections import Machine, Report, process_context
+from executor_svc.process import die_with_parent
 
 MOST_WORKERS = 8
 Job = TypeVar("Job")
@@ -17,7 +18,7 @@ def side_by_side(
 ) -> Iterator[tuple[Job, Result | Exception]]:
     """Each job with its result, or with what it raised, as they come; those that there is no time for are left out."""
     workers = min(MOST_WORKERS, len(jobs), os.cpu_count() or 1)
-    with ProcessPoolExecutor(workers, mp_context=process_context(machine)) as pool:
+    with ProcessPoolExecutor(workers, mp_context=process_context(machine), initializer=die_with_parent) as pool:
         futures = {pool.submit(work, job): job for job in jobs}
         for future in as_completed(futures):
             error = future.exception()

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
+from executor_svc.process import die_with_parent
+
 SOFT_SHARE = 0.8  # of a section's time, after which it begins nothing new
 LEAVING_S = 20.0  # for a process to end, after all is said
 LONGEST_ERROR = 600  # characters
@@ -146,6 +148,8 @@ def _end(process: Any) -> None:
 
 def _child(module: str, machine: Machine, budget_s: float, connection: Connection) -> None:
     os.setsid()  # so that its own processes can be ended with it
+    if os.getppid() > 1:  # a container's first process is nobody who could have died already
+        die_with_parent()
     os.dup2(2, 1)  # what anybody prints must not stand between the figures
     report = Report(connection, budget_s)
     try:

@@ -1,5 +1,8 @@
 """A section of the GPU check that breaks is told of, keeps what it had found, and harms no other."""
 
+import subprocess
+import sys
+
 import pytest
 
 from benchmarks.gpu.sections import Machine, Section, run_section
@@ -31,6 +34,21 @@ def test_a_section_is_ended_with_all_its_processes_when_its_time_is_over():
     assert outcome.errors == ["took longer than 3 s, and was ended"]
     processes = outcome.figures["processes"]
     wait_for(lambda: not any(runs(process) for process in processes), "the end of both processes", 20)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_section_ends_when_the_check_itself_is_killed(tmp_path, device):
+    file = tmp_path / "process"
+    run = f"run_section(Section('never_ends', 60), Machine('{device}', ('{file}',)), '{FAULTY}')"
+    check = subprocess.Popen(
+        [sys.executable, "-c", f"from benchmarks.gpu.sections import *\nif __name__ == '__main__': {run}"]
+    )
+    try:
+        wait_for(lambda: file.exists() and file.read_text(), "the section's process")
+    finally:
+        check.kill()
+        check.wait()
+    wait_for(lambda: not runs(int(file.read_text())), "its end", 20)
 
 
 def runs(process: int) -> bool:
