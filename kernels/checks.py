@@ -4,6 +4,8 @@ Only shapes, dtypes and devices are looked at, never values: reading a value wou
 ids and slots lie inside the cache is the caller's promise (the resident batch checks ownership of every id).
 """
 
+from collections.abc import Sequence
+
 import torch
 
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -77,3 +79,9 @@ def check_attention(
         raise KernelInputError(f"soft_cap: is {soft_cap}, must be above 0, or None for no cap")
     if sinks is not None:
         check_tensor("sinks", sinks, (num_heads,), FLOAT_DTYPES, device)
+
+
+def check_copies(caches: Sequence[torch.Tensor], source: torch.Tensor, destination: torch.Tensor) -> None:
+    device = caches[0].device if caches else source.device
+    check_tensor("source", source, (None,), (torch.int32, torch.int64), device)
+    check_tensor("destination", destination, (source.shape[0],), (torch.int32, torch.int64), device)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from kernels.checks import KernelInputError, check_attention, check_write
+from kernels.checks import check_attention, check_copies, check_write
 
 MAX_PADDING = 1.25  # decode rows share a group when the longest has at most this many times the slots of the shortest
 MAX_GROUP_ELEMENTS = 1 << 24  # fp32 elements of keys gathered at once (64 MiB)
@@ -37,10 +37,7 @@ def copy_blocks(caches: Sequence[torch.Tensor], source: torch.Tensor, destinatio
 
     source, destination: int64 or int32 `[num_copies]`. Raises KernelInputError.
     """
-    if source.shape != destination.shape or source.dim() != 1:
-        raise KernelInputError(
-            f"destination: shape is {list(destination.shape)}, must be as source's {list(source.shape)}"
-        )
+    check_copies(caches, source, destination)
     source, destination = source.long(), destination.long()
     for cache in caches:
         cache[destination] = cache[source]
@@ -63,7 +60,8 @@ def paged_attention(
 
     q: `[num_tokens, num_heads, head_dim]`, row i's queries at `query_start[i] : query_start[i + 1]`; they are the
     last tokens of its `context_lens[i]`. block_tables: int32 `[num_rows, most blocks]`; entries past a row's context
-    are never read. query_start: int32 `[num_rows + 1]`. context_lens: int32 `[num_rows]`.
+    are never read. query_start: int32 `[num_rows + 1]`, from 0 on; tokens after its last entry belong to no row and get
+    zeros. context_lens: int32 `[num_rows]`.
 
     Scores are `q·k * scale`, capped to `soft_cap * tanh(score / soft_cap)`. A query at position p sees the positions
     in (p - window, p]. `sinks`, one a head, joins the softmax as a key without a value. A query without keys gives

@@ -11,10 +11,9 @@ import triton.language as tl
 from kernels.checks import check_attention
 from kernels.triton.attention_kernel import attention_kernel, merge_kernel
 from kernels.triton.device import check_device, check_last_stride
-from kernels.triton.tiles import Tile, kind_of, num_splits, power_of_two, tile_for
+from kernels.triton.tiles import MAX_REGISTERS, Tile, kind_of, num_splits, power_of_two, tile_for
 
 LOG2_E = log2(e)
-MAX_REGISTERS = 255  # a thread's; unsaid, ptxas spills some to seat more threads, which shared memory then forbids
 MAX_CONTEXT = 2**31 - 1  # of an int32 length
 DOT_DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
@@ -87,10 +86,10 @@ def attend(
         return out
     constants = attention_constants(num_heads, key_cache.shape, value_dim, dot_dtype(q, key_cache), tile)
     num_rows, table_width = block_tables.shape
-    parts, lse = out, None
+    parts, tops, totals = out, None, None
     if splits > 1:
         parts = q.new_empty(num_tokens, num_heads, splits, value_dim, dtype=torch.float32)
-        lse = q.new_empty(num_tokens, num_heads, splits, dtype=torch.float32)
+        tops, totals = q.new_empty(2, num_tokens, num_heads, splits, dtype=torch.float32)
     score_scale, score_cap = score_factors(scale, soft_cap)
     grid = (
         num_tiles(tile, num_tokens, num_rows),
@@ -98,17 +97,17 @@ def attend(
         splits,
     )
     attention_kernel[grid](
-        q, key_cache, value_cache, block_tables, query_start, context_lens, sinks, parts, lse,
+        q, key_cache, value_cache, block_tables, query_start, context_lens, sinks, parts, tops, totals,
         score_scale, score_cap, window or 0, min(table_width * key_cache.shape[1], MAX_CONTEXT),
         num_tokens, num_rows, splits,
         *q.stride()[:2], *key_cache.stride()[:3], *value_cache.stride()[:3], block_tables.stride(0),
         HAS_WINDOW=window is not None, HAS_CAP=soft_cap is not None, HAS_SINKS=sinks is not None, SPLIT=splits > 1,
-        **constants, num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=True, maxnreg=MAX_REGISTERS,
+        **constants, num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=True, maxnreg=tile.registers,
     )  # fmt: skip
     if splits > 1:
         merge_kernel[(num_tokens, num_heads)](
-            parts, lse, sinks, out, splits, HAS_SINKS=sinks is not None,
-            **merge_constants(value_dim, splits), num_warps=4, enable_fp_fusion=True,
+            parts, tops, totals, sinks, out, splits, HAS_SINKS=sinks is not None,
+            **merge_constants(value_dim, splits), num_warps=4, enable_fp_fusion=True, maxnreg=MAX_REGISTERS,
         )  # fmt: skip
     return out
 

@@ -70,7 +70,8 @@ def attention_kernel(
     context_lens,
     sinks,
     out,  # [num_tokens, NUM_HEADS, num_splits, VALUE_DIM]
-    lse,  # [num_tokens, NUM_HEADS, num_splits] fp32, base 2; only with SPLIT
+    tops,  # [num_tokens, NUM_HEADS, num_splits] fp32: the part's largest score; only with SPLIT
+    totals,  # as tops: its sum of exponentials below that
     score_scale,
     score_cap,
     window,
@@ -143,7 +144,7 @@ def attention_kernel(
         begin += split * part
         end = tl.minimum(begin + part, seen_end)
         if begin >= end:
-            tl.store(lse + out_row, tl.full([BLOCK_M], float("-inf"), tl.float32), mask=used)
+            tl.store(tops + out_row, tl.full([BLOCK_M], float("-inf"), tl.float32), mask=used)
             return
 
     q_row = q + token.to(tl.int64) * q_token_stride + head.to(tl.int64) * q_head_stride
@@ -189,7 +190,9 @@ def attention_kernel(
         attended = tl.dot(weights.to(DOT), values, attended * kept[:, None], input_precision="ieee")
 
     if SPLIT:
-        tl.store(lse + out_row, top + tl.log2(total), mask=used)
+        # Not as one logarithm: next to a score of 1e5 its last bits would be lost, and weights be wrong by percents.
+        tl.store(tops + out_row, top, mask=used)
+        tl.store(totals + out_row, total, mask=used)
     elif HAS_SINKS:
         sink = tl.load(sinks + head, mask=used, other=0.0).to(tl.float32) * LOG2E
         subtracted = finite_or_zero(tl.maximum(top, sink))
@@ -204,7 +207,8 @@ def attention_kernel(
 @triton.jit(do_not_specialize=["num_splits"])
 def merge_kernel(
     parts,  # [num_tokens, num_heads, num_splits, VALUE_DIM] fp32, each part's own softmax
-    lse,  # [num_tokens, num_heads, num_splits] fp32, base 2; -inf: the part was not written
+    tops,  # [num_tokens, num_heads, num_splits] fp32, in powers of two; -inf: the rest of the part was not written
+    totals,  # as tops
     sinks,
     out,  # [num_tokens, num_heads, VALUE_DIM]
     num_splits,
@@ -218,7 +222,7 @@ def merge_kernel(
     out_row = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + head
     dv = tl.arange(0, BLOCK_V)
     all_parts = tl.arange(0, BLOCK_S)
-    top = tl.max(tl.load(lse + out_row * num_splits + all_parts, mask=all_parts < num_splits, other=float("-inf")), 0)
+    top = tl.max(tl.load(tops + out_row * num_splits + all_parts, mask=all_parts < num_splits, other=float("-inf")), 0)
     sink = float("-inf")
     if HAS_SINKS:
         sink = tl.load(sinks + head).to(tl.float32) * LOG2E
@@ -230,13 +234,13 @@ def merge_kernel(
     attended = tl.zeros([BLOCK_V], tl.float32)
     for base in tl.range(0, num_splits, MERGED_AT_ONCE):
         part = base + tl.arange(0, MERGED_AT_ONCE)
-        weights = tl.exp2(
-            tl.load(lse + out_row * num_splits + part, mask=part < num_splits, other=float("-inf")) - subtracted
-        )
-        total += tl.sum(weights, 0)
-        # A part without keys was never written: what its memory holds may be NaN.
-        mask = (weights > 0.0)[:, None] & (dv < VALUE_DIM)[None, :]
         rows = out_row * num_splits + part
+        part_top = tl.load(tops + rows, mask=part < num_splits, other=float("-inf"))
+        # A part without keys was never written: what its memory holds may be NaN.
+        written = part_top > float("-inf")
+        weights = tl.exp2(part_top - subtracted) * tl.load(totals + rows, mask=written, other=0.0)
+        total += tl.sum(weights, 0)
+        mask = written[:, None] & (dv < VALUE_DIM)[None, :]
         values = tl.load(parts + rows[:, None] * VALUE_DIM + dv[None, :], mask=mask, other=0.0)
         attended += tl.sum(weights[:, None] * values, 0)
     attended = attended / tl.where(total == 0.0, 1.0, total)

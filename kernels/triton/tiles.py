@@ -13,6 +13,7 @@ import torch
 from kernels.checks import KernelInputError
 
 ROOMY_BYTES = 200 * 1024  # of shared memory a block: Hopper and datacentre Blackwell
+MAX_REGISTERS = 255  # a thread's; unsaid, ptxas spills some to seat more threads, which shared memory then forbids
 MAX_SPLITS = 128
 MIN_SPLIT_TOKENS = 256  # a shorter part costs more in the merge than it saves
 PROGRAMS_PER_PROCESSOR = 2  # that a split context should give
@@ -28,6 +29,7 @@ class Tile:
     keys: int
     warps: int
     stages: int
+    registers: int | None = MAX_REGISTERS
 
 
 def power_of_two(size: int, least: int = 16) -> int:
@@ -53,9 +55,10 @@ def tile_for(
         block_m, keys, warps = 32 if roomy else 16, 32, 8
     elif width > 128:
         block_m, keys, warps = 64, 32, 8
+    elif kind == "wide":
+        block_m, keys, warps = 128, 64 if roomy or width <= 64 else 32, 8
     else:
-        block_m, keys, warps = 128 if kind == "wide" else 64, 64 if roomy or width <= 64 else 32, 4
-        warps = 8 if kind == "wide" else 4
+        block_m, keys, warps = 64, 64 if width <= 64 else 32, 4
     if kind == "decode":
         block_m = min(power_of_two(group), block_m)
         if block_m == 16 and width <= 256 and dtype != torch.float32:
@@ -69,7 +72,8 @@ def tile_for(
             f"{shared_memory_bytes} bytes of shared memory a block; up to 256 always fit, larger ones in 16-bit types "
             "where there is memory"
         )
-    return Tile(block_m, queries, heads, keys, warps, stages)
+    # Told that it may use all registers, ptxas fetches so early for 128 rows that it spills; untold it does not.
+    return Tile(block_m, queries, heads, keys, warps, stages, None if block_m == 128 else MAX_REGISTERS)
 
 
 def _stages(

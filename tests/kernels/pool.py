@@ -20,6 +20,8 @@ FLOAT_TYPES = [
     if backend is REFERENCE or dtype is not torch.bfloat16
 ]
 
+TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}  # of a result, by its dtype
+
 MIXED = [(1, 9), (5, 5), (1, 1), (8, 20), (1, 16), (1, 33), (2, 4)]  # (queries, context) of each row
 
 

@@ -5,8 +5,7 @@ import itertools
 import pytest
 import torch
 
-from kernels import KernelInputError
-from tests.kernels.pool import FLOAT_TYPES, MIXED, Pool, assert_right, dense
+from tests.kernels.pool import FLOAT_TYPES, MIXED, REFERENCE, TOLERANCES, Pool, assert_right
 
 
 @pytest.mark.parametrize("sinks", [None, torch.tensor([0.3, -1.0, 2.0, 0.0])])
@@ -21,51 +20,99 @@ def test_the_order_of_the_rows_does_not_matter(backend, order):
     assert_right(Pool(list(order), backend=backend), window=6)
 
 
+@pytest.mark.parametrize("chunk", [1, 3, 4, 5, 100])  # blocks have 4 slots
+def test_a_prompt_may_be_computed_in_chunks_of_any_size(backend, chunk):
+    """C9.7: each chunk attends to what is cached of the prompt and to itself, next to a row that decodes."""
+    pool = Pool([(23, 23), (1, 13)], backend=backend)
+    q = pool.rows[0][0]
+    parts = []
+    for begin in range(0, 23, chunk):
+        end = min(begin + chunk, 23)
+        pool.q = torch.cat([q[begin:end], pool.rows[1][0]])
+        pool.query_start = torch.tensor([0, end - begin, end - begin + 1], dtype=torch.int32)
+        pool.contexts = torch.tensor([end, 13], dtype=torch.int32)
+        parts.append(pool.attention(window=17)[:-1])
+    torch.testing.assert_close(torch.cat(parts), pool.expected(window=17)[:23], atol=1e-5, rtol=1e-5)
+
+
+def test_rows_without_queries_are_passed_over(backend):
+    assert_right(Pool([(0, 5), (2, 7), (0, 0), (0, 9), (1, 6), (0, 3)], backend=backend))
+
+
+def test_tokens_behind_every_row_get_zeros(backend):
+    pool = Pool([(1, 5), (3, 9)], backend=backend)
+    expected = pool.attention()
+    pool.q = torch.cat([pool.q, torch.ones(37, 4, 16)])
+    out = pool.attention()
+    torch.testing.assert_close(out[:4], expected, atol=1e-6, rtol=1e-6)
+    assert (out[4:] == 0).all()
+
+
 @pytest.mark.parametrize(
-    ("heads", "kv_heads"), [(3, 1), (9, 3), (5, 1), (10, 2), (28, 4), (12, 2), (32, 1), (24, 8), (8, 8)]
+    ("heads", "kv_heads"),
+    [(3, 1), (9, 3), (5, 1), (10, 2), (28, 4), (12, 2), (32, 1), (24, 8), (8, 8), (16, 1), (64, 2), (100, 1), (71, 1)],
 )
 def test_any_number_of_query_heads_shares_a_kv_head(backend, heads, kv_heads):
-    assert_right(Pool(MIXED, backend=backend, heads=heads, kv_heads=kv_heads))
+    """C8.2: groups of 1 to 100, powers of two or not, and larger than a tile."""
+    assert_right(Pool([(1, 9), (7, 12), (1, 3)], backend=backend, heads=heads, kv_heads=kv_heads))
+
+
+def test_a_group_of_heads_works_at_every_length_of_prompt(backend):
+    """C8.2: prompts of 1 to 40 (every third in the interpreter), so that tiles of queries end everywhere."""
+    rows = [(length, length) for length in range(1, 41, 1 if backend is REFERENCE else 3)]
+    assert_right(Pool(rows, backend=backend, heads=3, kv_heads=1))
 
 
 @pytest.mark.parametrize(
-    ("dim", "value_dim"), [(1, 1), (8, 8), (80, 80), (96, 64), (112, 112), (192, 128), (16, 24), (256, 256)]
+    ("dim", "value_dim"),
+    [
+        *((size, size) for size in (1, 8, 16, 64, 80, 96, 112, 120, 128, 160, 192, 256)),
+        (96, 64),
+        (192, 128),
+        (16, 24),
+        (1, 40),
+    ],
 )
-def test_key_and_value_heads_have_any_size(backend, dim, value_dim):
-    assert_right(Pool(MIXED, backend=backend, dim=dim, value_dim=value_dim))
+@pytest.mark.parametrize(("backend", "dtype"), FLOAT_TYPES)
+def test_key_and_value_heads_have_any_size(backend, dtype, dim, value_dim):
+    """C8.3; a KV head's neighbours, in its slot and in the next block, hold NaN."""
+    pool = Pool([(1, 9), (5, 8), (1, 4)], backend=backend, dim=dim, value_dim=value_dim, dtype=dtype, poison=torch.nan)
+    spread_keys, spread_values = (
+        torch.full((*cache.shape[:2], 4, cache.shape[3]), torch.nan, dtype=dtype)
+        for cache in (pool.key_cache, pool.value_cache)
+    )
+    spread_keys[:, :, 1:3], spread_values[:, :, 1:3] = pool.key_cache, pool.value_cache
+    pool.key_cache, pool.value_cache = spread_keys[:, :, 1:3], spread_values[:, :, 1:3]
+    assert_right(pool, TOLERANCES[dtype], scale=dim**-0.5)
 
 
-@pytest.mark.parametrize("block_size", [1, 2, 3, 5, 16, 24, 64])
+@pytest.mark.parametrize("block_size", [1, 2, 3, 5, 8, 12, 16, 24, 64, 256, 1024])
 def test_any_block_size_works_at_every_fill(backend, block_size):
-    rows = [(1, context) for context in range(1, 3 * block_size + 2)] if block_size < 16 else MIXED
-    assert_right(Pool([*rows, (3, 2 * block_size), (2, block_size)], backend=backend, block_size=block_size))
+    """C9.8, and contexts of 1, B - 1, B, B + 1, k B."""
+    edges = {1, block_size - 1, block_size, block_size + 1, 2 * block_size, 3 * block_size + 1}
+    rows = [(1, context) for context in sorted(edges) if 0 < context <= 520] + [(3, 40), (2, 17)]
+    assert_right(Pool(rows, backend=backend, block_size=block_size, heads=2, kv_heads=1))
 
 
 @pytest.mark.parametrize(("backend", "dtype"), FLOAT_TYPES)
 def test_half_precision_caches_lose_only_the_rounding_of_the_result(backend, dtype):
-    tolerance = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}[dtype]
-    assert_right(Pool(MIXED, backend=backend, dtype=dtype), tolerance, window=7)
+    assert_right(Pool(MIXED, backend=backend, dtype=dtype), TOLERANCES[dtype], window=7)
 
 
-@pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize(("backend", "dtype"), FLOAT_TYPES)
-@pytest.mark.parametrize("window", [None, 3])
-def test_what_is_in_unused_slots_changes_no_bit(backend, poison, dtype, window):
-    rows = [*MIXED, *((1, context) for context in range(1, 14))]
-    clean, poisoned = Pool(rows, backend=backend, dtype=dtype), Pool(rows, backend=backend, dtype=dtype, poison=poison)
-    assert torch.equal(clean.attention(window=window), poisoned.attention(window=window))
+@pytest.mark.parametrize(("q_dtype", "cache_dtype"), [(torch.float32, torch.float16), (torch.float16, torch.float32)])
+def test_the_cache_may_have_another_dtype_than_the_queries(backend, q_dtype, cache_dtype):
+    pool = Pool(MIXED, backend=backend, dtype=torch.float16)
+    expected = pool.expected(window=7)
+    pool.q = pool.q.to(q_dtype)
+    pool.key_cache, pool.value_cache = pool.key_cache.to(cache_dtype), pool.value_cache.to(cache_dtype)
+    out = pool.attention(window=7)
+    assert out.dtype == q_dtype
+    torch.testing.assert_close(out.float(), expected, atol=TOLERANCES[q_dtype], rtol=TOLERANCES[q_dtype])
 
 
-@pytest.mark.parametrize("magnitude", [1e-4, 1.0, 3e2, 1e3])
-def test_scores_of_any_size_keep_valid_keys_visible(backend, magnitude):
-    pool = Pool(MIXED, backend=backend)
-    for sign in (1, -1):
-        pool.q = sign * magnitude * torch.cat([q for q, _, _ in pool.rows])
-        pool.key_cache.mul_(1.0)
-        rows = [
-            dense(sign * magnitude * q, k, v, scale=1.0, window=5, soft_cap=None, sinks=None) for q, k, v in pool.rows
-        ]
-        torch.testing.assert_close(pool.attention(scale=1.0, window=5), torch.cat(rows).float(), atol=1e-3, rtol=1e-3)
+@pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65])
+def test_windows_end_to_the_token_at_every_edge_of_a_tile(backend, window):
+    assert_right(Pool([(1, 80), (40, 70), (1, window), (1, window + 1)], backend=backend, heads=2), window=window)
 
 
 def test_the_window_includes_exactly_the_last_tokens(backend):
@@ -98,44 +145,3 @@ def test_a_long_prefill_is_cut_into_parts_without_a_seam(backend, monkeypatch):
     monkeypatch.setattr("kernels.reference.MAX_SCORES", 4 * 60 * 7)
     monkeypatch.setattr("kernels.reference.MAX_GROUP_ELEMENTS", 1)
     torch.testing.assert_close(whole.attention(window=11), expected, atol=1e-6, rtol=1e-6)
-
-
-def test_views_of_one_buffer_are_as_good_as_caches_of_their_own(backend):
-    pool = Pool(MIXED, backend=backend)
-    expected = pool.attention()
-    both = torch.stack([pool.key_cache, pool.value_cache], dim=1)  # [blocks, 2, block size, heads, dim]
-    pool.key_cache, pool.value_cache = both[:, 0], both[:, 1]
-    padded = torch.zeros(*pool.q.shape[:2], 20)
-    padded[..., :16] = pool.q
-    pool.q = padded[..., :16]
-    assert torch.equal(pool.attention(), expected)
-    k, v = torch.ones(1, 2, 16), torch.full((1, 2, 16), 2.0)
-    backend.write_kv(k, v, pool.key_cache, pool.value_cache, torch.tensor([9]))
-    assert (both[2, 0, 1] == 1).all()
-    assert (both[2, 1, 1] == 2).all()
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        (lambda pool: setattr(pool, "tables", pool.tables.long()), "block_tables"),
-        (lambda pool: setattr(pool, "contexts", pool.contexts.to(torch.uint8)), "context_lens"),
-        (lambda pool: setattr(pool, "query_start", pool.query_start[:-1]), "query_start"),
-        (lambda pool: setattr(pool, "q", pool.q[..., :8]), "q"),
-        (lambda pool: setattr(pool, "q", pool.q[:, :3]), "q"),
-        (lambda pool: setattr(pool, "q", pool.q.double()), "q"),
-        (lambda pool: setattr(pool, "value_cache", pool.value_cache[:-1]), "value_cache"),
-        (lambda pool: setattr(pool, "value_cache", pool.value_cache.half()), "value_cache"),
-    ],
-)
-def test_arguments_of_the_wrong_kind_are_refused_by_name(backend, change, named):
-    pool = Pool(MIXED, backend=backend)
-    change(pool)
-    with pytest.raises(KernelInputError, match=rf"^{named}:"):
-        pool.attention()
-
-
-@pytest.mark.parametrize("options", [{"window": 0}, {"soft_cap": 0.0}, {"sinks": torch.ones(3)}])
-def test_options_out_of_range_are_refused_by_name(backend, options):
-    with pytest.raises(KernelInputError, match=f"^{next(iter(options))}:"):
-        Pool(MIXED, backend=backend).attention(**options)
