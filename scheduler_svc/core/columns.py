@@ -13,8 +13,8 @@ class SequenceColumns:
     Of the sequence in a row, `num_tokens` are known (prompt and output) and `in_flight` more are planned to be sampled;
     at `max_total` of them it leaves; the K/V of its first `num_computed` positions is written once all plans sent
     so far have run; `num_published` blocks were offered to the prefix cache; `end_ids` is padded with NO_TOKEN.
-    `tenancy` is a number that no two tenancies of a row share, 0 while the row is free; it grows with the order of
-    admission.
+    `shares_tail`: others may hold the block of the next position, too; `tenancy` is a number that no two tenancies of a
+    row share, 0 while the row is free; it grows with the order of admission.
     """
 
     def __init__(self, row_ids: list[int], block_size: int) -> None:
@@ -27,6 +27,8 @@ class SequenceColumns:
         self.num_blocks = np.zeros(size, np.int64)
         self.num_published = np.zeros(size, np.int64)
         self.tenancy = np.zeros(size, np.int64)
+        self.shares_tail = np.zeros(size, np.bool_)
+        self.num_sharing = 0  # rows with shares_tail
         self.end_ids = np.full((size, 2), NO_TOKEN, np.int32)
         self.block_table = np.zeros((size, 8), np.int32)
         self.sequence: list[Sequence | None] = [None] * size
@@ -67,6 +69,7 @@ class SequenceColumns:
     def leave(self, row: int) -> list[int]:
         """Free the row; returns the blocks of its table."""
         table = self.table(row)
+        self.set_sharing(row, False)
         self.tenancy[row] = 0
         self.num_blocks[row] = 0
         self.sequence[row] = None
@@ -76,6 +79,10 @@ class SequenceColumns:
 
     def table(self, row: int) -> list[int]:
         return self.block_table[row, : self.num_blocks[row]].tolist()
+
+    def set_sharing(self, row: int, shares: bool) -> None:
+        self.num_sharing += int(shares) - int(self.shares_tail[row])
+        self.shares_tail[row] = shares
 
     def append_blocks(self, rows: np.ndarray, blocks: list[int]) -> None:
         """One more block at the end of each of these rows' tables."""

@@ -41,14 +41,37 @@ class StartedRow:
 
 
 @dataclass(frozen=True, slots=True)
+class JoinedRow:
+    """A sequence that begins in a row with the tokens and blocks of another one, which computes its last token in this
+    plan: both draw from the same logits."""
+
+    row: int
+    like: int
+    sampling: Sampling
+    end_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """Copy-on-write: in the table of `rows[i]` block `sources[i]` is replaced by `destinations[i]`, its copy."""
+
+    rows: list[int]
+    sources: list[int]
+    destinations: list[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """Applied in the order of the fields. `rows`, `num_tokens` and `samples` are the schedule, one entry a row."""
+    """Applied in the order of the fields. `rows`, `num_tokens` and `samples` are the schedule, one entry a row; one of
+    0 tokens is a joined row right behind the row that it is like, or behind others that are."""
 
     step: int
     ended: list[int]
     started: list[StartedRow]
+    joined: list[JoinedRow]
     appended_rows: Int32s
     appended_blocks: Int32s
+    copies: Copies
     rows: Int32s
     num_tokens: Int32s
     samples: NDArray[np.bool_]

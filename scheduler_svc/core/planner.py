@@ -2,8 +2,9 @@
 
 import numpy as np
 
-from scheduler_svc.core.plan import Plan, StartedRow
+from scheduler_svc.core.plan import Copies, JoinedRow, Plan, StartedRow
 from scheduler_svc.core.sequence import Sequence, State
+from scheduler_svc.core.sharing import Sharing
 from scheduler_svc.core.state import CoreState, InFlight
 
 MAX_STARTED_TOKENS = 1 << 18  # ids sent in one plan with more than one start: a cached prefix costs bytes, if no budget
@@ -15,6 +16,7 @@ class Planner:
 
     def __init__(self, state: CoreState, watermark: float) -> None:
         self._state = state
+        self._sharing = Sharing(state)
         self._watermark = watermark
         self._reserve = 0  # blocks that running rows could come to need in the step after this one
 
@@ -25,6 +27,7 @@ class Planner:
         """
         started = self._admit_alone()
         growing, blocks = self._grow()
+        copies = self._sharing.copy_on_write(self._state.rows_of_step())
         preempted = self._settle()
         rows, num_tokens, num_single = self._schedule_running()
         if not (preempted or self._state.running_alone):
@@ -35,6 +38,9 @@ class Planner:
         if not (len(rows) or self._state.ended_rows or even_if_empty):
             return None
         samples = self._advance(rows, num_tokens, num_single)
+        joined: list[JoinedRow] = []
+        if self._state.leaders:
+            rows, num_tokens, samples, joined = self._join(rows, num_tokens, samples)
         self._state.step += 1
         self._await_result(rows[samples])
         self._note_peaks()
@@ -44,8 +50,10 @@ class Planner:
             step=self._state.step,
             ended=ended,
             started=started,
+            joined=joined,
             appended_rows=growing[kept].astype(np.int32),
             appended_blocks=blocks[kept],
+            copies=self._kept(copies),
             rows=rows.astype(np.int32),
             num_tokens=num_tokens.astype(np.int32),
             samples=samples,
@@ -84,7 +92,9 @@ class Planner:
         columns = self._state.columns
         rows = columns.running_rows()
         length = np.minimum(columns.num_tokens[rows] + columns.in_flight[rows] + 1, columns.max_total[rows] - 1)
-        return int(np.maximum(self._blocks_for(length) - columns.num_blocks[rows], 0).sum())
+        return (
+            int(np.maximum(self._blocks_for(length) - columns.num_blocks[rows], 0).sum()) + self._sharing.copies_ahead()
+        )
 
     def _blocks_for(self, num_tokens: np.ndarray) -> np.ndarray:
         return -(-num_tokens // self._state.lease.block_size)
@@ -156,10 +166,12 @@ class Planner:
         growth = max(0, -(-min(num_tokens + 1, bound - 1) // block_size) - num_blocks)
         needed = num_blocks - len(hits) + sum(map(pool.is_free, hits))
         if self._state.num_running:
-            needed += self._reserve + growth + max(1, int(self._watermark * pool.num_leased))
+            needed += self._reserve + growth + self._spared
         if needed > pool.num_free:
             return None
         self._reserve += growth
+        if sequence.held:
+            self._state.leaders.append(sequence)
         pool.share(hits)
         blocks = hits + pool.allocate(num_blocks - len(hits))
         num_computed = len(hits) * block_size
@@ -178,6 +190,37 @@ class Planner:
             blocks=blocks,
             sampling=sequence.sampling,
             end_token_ids=sequence.end_token_ids,
+        )
+
+    @property
+    def _spared(self) -> int:
+        """Blocks that admission leaves free while others run."""
+        return max(1, int(self._watermark * self._state.cache.pool.num_leased))
+
+    def _join(
+        self, rows: np.ndarray, num_tokens: np.ndarray, samples: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[JoinedRow]]:
+        """Put the held samples of those that have computed their prompt into the schedule, each behind its like."""
+        spare_blocks = self._state.cache.pool.num_free - self._reserve - self._spared
+        joined = self._sharing.join(set(rows[samples].tolist()), spare_blocks)
+        if not joined:
+            return rows, num_tokens, samples, []
+        counts = np.array([len(joined.get(row, ())) for row in rows.tolist()])
+        places = np.repeat(np.arange(len(rows)) + 1, counts)
+        new = [entry for row in rows.tolist() for entry in joined.get(row, ())]
+        new_rows = np.array([entry.row for entry in new])
+        self._state.columns.in_flight[new_rows] += 1
+        rows = np.insert(rows, places, new_rows)
+        return rows, np.insert(num_tokens, places, 0), np.insert(samples, places, True), new
+
+    def _kept(self, copies: Copies) -> Copies:
+        """Without those of rows that were preempted after all."""
+        tenancy = self._state.columns.tenancy
+        kept = [i for i, row in enumerate(copies.rows) if tenancy[row] > 0]
+        if len(kept) == len(copies.rows):
+            return copies
+        return Copies(
+            [copies.rows[i] for i in kept], [copies.sources[i] for i in kept], [copies.destinations[i] for i in kept]
         )
 
     def _cached_prefix(self, sequence: Sequence) -> list[int]:

@@ -48,7 +48,8 @@ class Scheduler:
             for sequence in state.queue:
                 sequence.block_hashes.clear()
         hopeless = [sequence for sequence in state.queue if not state.bound(sequence)]
-        for sequence in hopeless:
+        hopeless += [sample for sequence in hopeless for sample in sequence.held if sample.state is State.HELD]
+        for sequence in reversed(hopeless):  # held samples first: they are not to wait by themselves
             state.end(sequence)
         return hopeless
 
@@ -65,11 +66,16 @@ class Scheduler:
         return ran
 
     def submit(self, sequence: Sequence) -> None:
-        """Let the sequence wait for its turn. Raises NeverFits; without a lease that shows at the next attach()."""
+        """Let the sequence wait for its turn, and those that it holds for theirs.
+
+        Raises NeverFits; without a lease that shows at the next attach().
+        """
         if self.is_attached and not self.state.bound(sequence):
             raise NeverFits
         sequence.state = State.WAITING
         self.state.queue.push(sequence)
+        for sample in sequence.held:
+            sample.state = State.HELD
 
     def cancel(self, sequence: Sequence) -> None:
         """End the sequence now, wherever it is; its tokens in flight will be dropped. Harmless if it has ended."""

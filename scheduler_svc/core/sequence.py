@@ -26,6 +26,7 @@ class State(enum.Enum):
     """Where a sequence is. Only the scheduler moves it."""
 
     NEW = "new"  # not submitted yet
+    HELD = "held"  # joins the first sample of its request as soon as that one has computed the prompt
     WAITING = "waiting"  # in the admission queue, without row or blocks
     RUNNING = "running"  # has a row and blocks
     ENDED = "ended"
@@ -44,7 +45,7 @@ class Sequence:
     """One answer in the making. Created by the engine, then changed by the scheduler alone.
 
     `token_ids` holds prompt and output; `num_prompt` tells where the output begins. `logprobs` has one entry for
-    each output token where asked for.
+    each output token where asked for. `held` are the other samples of the request while they are HELD.
     """
 
     request_id: str
@@ -64,6 +65,7 @@ class Sequence:
     alone: bool = False  # computed in steps of its own, until the engine has seen it get a token
     stretched: bool = False  # its keys are those of a sequence longer than the lease's rope_switch_len
     num_cached: int | None = None  # prompt tokens found in the prefix cache at first admission
+    held: list["Sequence"] = field(default_factory=list)
     logprobs: list["TokenLogprobs"] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks of token_ids, as far as computed
 

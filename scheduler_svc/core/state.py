@@ -67,6 +67,7 @@ class CoreState:
         self.columns = SequenceColumns(lease.row_ids[: lease.tokens_per_step], lease.block_size)
         self.in_flight: deque[InFlight] = deque()
         self.last_in_flight: InFlight | None = None
+        self.leaders: list[Sequence] = []  # that run, or ran, and for which other samples are held
         self.alone: Sequence | None = None  # the last one admitted to be computed alone
         self.step = 0
         self.ended_rows: list[int] = []  # since the last plan
@@ -153,6 +154,16 @@ class CoreState:
         elif sequence.state is State.WAITING:
             self.queue.remove(sequence)
         sequence.state = State.ENDED
+        self.let_go(sequence)
+
+    def let_go(self, leader: Sequence) -> None:
+        """The samples that are held for this one wait by themselves, first in the queue."""
+        for sample in reversed(leader.held):
+            if sample.state is State.HELD:
+                sample.state = State.WAITING
+                sample.max_total = leader.max_total
+                self.queue.push_front(sample)
+        leader.held = []
 
     def preempt(self, sequence: Sequence) -> None:
         """A running sequence waits again, at the head of the queue."""

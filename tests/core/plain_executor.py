@@ -2,19 +2,19 @@
 
 import hashlib
 
-from scheduler_svc.core.plan import Lease, Plan, Result
+from scheduler_svc.core.plan import Copies, Lease, Plan, Result
 
 
-def next_token(context: list[int], vocab_size: int = 50) -> int:
-    """The model: a hash of all tokens so far."""
-    return int.from_bytes(hashlib.sha256(repr(context).encode()).digest()[:4], "little") % vocab_size
+def next_token(context: list[int], index: int, vocab_size: int = 50) -> int:
+    """The model: a hash of all tokens so far, and of the sample's index."""
+    return int.from_bytes(hashlib.sha256(repr((context, index)).encode()).digest()[:4], "little") % vocab_size
 
 
-def continuation(prompt: list[int], end_ids: tuple[int, ...], max_total: int) -> list[int]:
+def continuation(prompt: list[int], end_ids: tuple[int, ...], max_total: int, index: int = 0) -> list[int]:
     """What a sequence must come to, whatever else runs."""
     tokens = list(prompt)
     while len(tokens) < max_total:
-        tokens.append(next_token(tokens))
+        tokens.append(next_token(tokens, index))
         if tokens[-1] in end_ids:
             break
     return tokens[len(prompt) :]
@@ -42,15 +42,41 @@ class PlainExecutor:
                 "known": list(start.token_ids),
                 "computed": start.num_computed,
                 "table": list(start.blocks),
+                "index": start.sampling.index,
                 "stretched": 0 < self.rope_switch_len < len(start.token_ids),
             }
+        for joined in plan.joined:
+            assert joined.row not in self.rows
+            like = self.rows[joined.like]
+            own = {"known": list(like["known"]), "table": list(like["table"]), "index": joined.sampling.index}
+            self.rows[joined.row] = {**like, **own}
         for row, block in zip(plan.appended_rows.tolist(), plan.appended_blocks.tolist(), strict=True):
             self.rows[row]["table"].append(block)
+        self._copy(plan.copies)
         scheduled = list(zip(plan.rows.tolist(), plan.num_tokens.tolist(), plan.samples.tolist(), strict=True))
         assert len({row for row, _, _ in scheduled}) == len(scheduled)
+        likes = {joined.row: joined.like for joined in plan.joined}
+        assert [row for row, count, _ in scheduled if count == 0] == [joined.row for joined in plan.joined]
+        computing = -1
         for row, count, _ in scheduled:
-            self._write(self.rows[row], count)
+            if count:
+                self._write(self.rows[row], count)
+                computing = row
+            else:
+                assert likes[row] == computing, "a joined row is not behind the one that it is like"
+                self.rows[row]["computed"] = self.rows[computing]["computed"]
         return Result(plan.step, _int32([self._sample(self.rows[row]) for row, _, samples in scheduled if samples]))
+
+    def _copy(self, copies: Copies) -> None:
+        before = dict(self.slots)
+        assert not set(copies.sources) & set(copies.destinations)
+        for row, source, destination in zip(copies.rows, copies.sources, copies.destinations, strict=True):
+            table = self.rows[row]["table"]
+            table[table.index(source)] = destination
+            for offset in range(self.block_size):
+                self.slots.pop(destination * self.block_size + offset, None)
+                if (held := before.get(source * self.block_size + offset)) is not None:
+                    self.slots[destination * self.block_size + offset] = held
 
     def _write(self, row: dict, count: int) -> None:
         for position in range(row["computed"], row["computed"] + count):
@@ -67,7 +93,7 @@ class PlainExecutor:
             assert at == position, "a block holds another prefix than its table says"
             assert stretched == row["stretched"], "a block holds keys that were turned for another length"
             context.append(token)
-        row["known"].append(next_token(context))
+        row["known"].append(next_token(context, row["index"]))
         return row["known"][-1]
 
     def _slot(self, row: dict, position: int) -> int:

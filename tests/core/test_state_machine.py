@@ -11,7 +11,7 @@ from scheduler_svc.core.audit import audit
 from scheduler_svc.core.plan import Lease, Plan, Result
 from scheduler_svc.core.results import ResultMismatch
 from scheduler_svc.core.scheduler import NeverFits, Scheduler
-from scheduler_svc.core.sequence import EndReason, Sequence, State
+from scheduler_svc.core.sequence import EndReason, Sampling, Sequence, State
 from tests.core.plain_executor import PlainExecutor, continuation
 
 STEMS = [[7] * 40, list(range(40)), [3, 1, 4, 1, 5, 9, 2, 6] * 5]
@@ -70,17 +70,24 @@ class Core(RuleBasedStateMachine):
         max_tokens=st.one_of(st.none(), st.integers(1, 20)),
         end_ids=st.sampled_from([(), (5,), (1, 2, 3, 4)]),
         salt=st.sampled_from(["", "a"]),
+        num_samples=st.sampled_from([1, 1, 2, 3, 6]),
     )
-    def submit(self, prompt: list[int], max_tokens: int | None, end_ids: tuple[int, ...], salt: str) -> None:
+    def submit(
+        self, prompt: list[int], max_tokens: int | None, end_ids: tuple[int, ...], salt: str, num_samples: int
+    ) -> None:
         name = f"r{len(self.sequences)}"
-        sequence = Sequence(name, list(prompt), max_tokens, end_token_ids=end_ids, cache_salt=salt)
+        samples = [
+            Sequence(name, list(prompt), max_tokens, Sampling(index=index), end_token_ids=end_ids, cache_salt=salt)
+            for index in range(num_samples)
+        ]
+        first, *samples[0].held = samples
         try:
-            self.scheduler.submit(sequence)
+            self.scheduler.submit(first)
         except NeverFits:
-            assert sequence.state is State.NEW
-            assert not self.scheduler.state.bound(sequence)
+            assert first.state is State.NEW
+            assert not self.scheduler.state.bound(first)
         else:
-            self.sequences.append(sequence)
+            self.sequences += samples
 
     @precondition(lambda self: self.sequences)
     @rule(data=st.data())
@@ -100,6 +107,7 @@ class Core(RuleBasedStateMachine):
         if plan is None:
             return
         taken = set(plan.appended_blocks.tolist()) | {b for s in plan.started for b in s.blocks}
+        taken |= set(plan.copies.destinations)
         shared = {b for s in plan.started for b in s.blocks[: s.num_computed // self.block_size]}
         assert taken - shared <= before, "a plan uses a block that was freed while it was made"
         victims = running - set(self.scheduler.state.columns.running_rows().tolist())
@@ -144,7 +152,8 @@ class Core(RuleBasedStateMachine):
     def every_text_is_exact(self) -> None:
         for sequence in self.sequences:
             length = max(sequence.max_total, len(sequence.token_ids))
-            expected = continuation(sequence.token_ids[: sequence.num_prompt], sequence.end_token_ids, length)
+            prompt, index = sequence.token_ids[: sequence.num_prompt], sequence.sampling.index
+            expected = continuation(prompt, sequence.end_token_ids, length, index)
             output = sequence.token_ids[sequence.num_prompt :]
             assert output == expected[: len(output)]
             if sequence.end_reason in (EndReason.END_TOKEN, EndReason.LENGTH):

@@ -1,0 +1,152 @@
+"""Samples of one prompt: computed once, stored once, and copied only where they part."""
+
+import pytest
+
+from scheduler_svc.core.audit import audit
+from scheduler_svc.core.plan import Lease, Plan
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.sequence import Sampling, Sequence, State
+from tests.core.plain_executor import PlainExecutor, continuation
+
+BLOCK_SIZE = 4
+
+
+class Run:
+    """A scheduler and an executor, one plan between them at a time; every plan is kept."""
+
+    def __init__(self, num_blocks: int = 60, num_rows: int = 8, tokens_per_step: int = 64) -> None:
+        lease = Lease(list(range(1, num_blocks + 1)), list(range(num_rows)), tokens_per_step, BLOCK_SIZE)
+        self.scheduler = Scheduler()
+        self.scheduler.attach(lease)
+        self.executor = PlainExecutor(lease)
+        self.plans: list[Plan] = []
+
+    def step(self) -> Plan | None:
+        plan = self.scheduler.plan()
+        audit(self.scheduler.state)
+        if plan is not None:
+            self.plans.append(plan)
+            self.scheduler.apply(self.executor.run(plan))
+            audit(self.scheduler.state)
+        return plan
+
+    def to_the_end(self) -> None:
+        while self.step() is not None:
+            pass
+        assert self.scheduler.state.cache.pool.num_used == 0
+
+    @property
+    def num_copies(self) -> int:
+        return sum(len(plan.copies.rows) for plan in self.plans)
+
+    @property
+    def num_computed(self) -> int:
+        return sum(int(plan.num_tokens.sum()) for plan in self.plans)
+
+
+def samples_of(prompt: list[int], count: int, max_tokens: int = 6) -> list[Sequence]:
+    samples = [Sequence("r", list(prompt), max_tokens, Sampling(index=index)) for index in range(count)]
+    samples[0].held = samples[1:]
+    return samples
+
+
+def assert_exact(samples: list[Sequence], prompt: list[int], max_tokens: int = 6) -> None:
+    for sample in samples:
+        expected = continuation(prompt, (), len(prompt) + max_tokens, sample.sampling.index)
+        assert sample.token_ids[len(prompt) :] == expected
+        assert sample.state is State.ENDED
+
+
+@pytest.mark.parametrize("tokens_per_step", [64, 9])
+@pytest.mark.parametrize("num_prompt", [1, 3, 4, 5, 8, 30])
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_the_prompt_is_computed_once_and_its_last_block_copied_for_all_samples_but_one(
+    num_prompt: int, count: int, tokens_per_step: int
+) -> None:
+    prompt, run = list(range(num_prompt)), Run(tokens_per_step=tokens_per_step)
+    samples = samples_of(prompt, count)
+    run.scheduler.submit(samples[0])
+    run.to_the_end()
+    assert_exact(samples, prompt)
+    assert run.num_computed == num_prompt + 5 * count  # the last token of each needs no K/V
+    assert run.num_copies == (count - 1 if num_prompt % BLOCK_SIZE else 0)
+
+
+def test_all_samples_draw_from_the_step_that_ends_the_prompt() -> None:
+    run, samples = Run(tokens_per_step=9), samples_of(list(range(20)), 3)
+    run.scheduler.submit(samples[0])
+    assert [sum(run.step().samples) for _ in range(3)] == [0, 0, 3]
+    assert run.plans[2].num_tokens.tolist() == [2, 0, 0]
+
+
+def test_samples_without_a_row_wait_and_find_the_prompt_in_the_cache() -> None:
+    prompt, run = list(range(20)), Run(num_rows=2)
+    samples = samples_of(prompt, 5)
+    run.scheduler.submit(samples[0])
+    run.to_the_end()
+    assert_exact(samples, prompt)
+    assert run.num_computed <= 20 + 3 * BLOCK_SIZE + 5 * 5
+
+
+def test_samples_without_blocks_wait() -> None:
+    # Six blocks of ten are another's; the prompt takes two, and each of five samples would take one more.
+    run = Run(num_blocks=10)
+    other = Sequence("other", list(range(100, 124)), 12)
+    run.scheduler.submit(other)
+    run.step()
+    samples = samples_of(list(range(7)), 6, max_tokens=8)
+    run.scheduler.submit(samples[0])
+    run.to_the_end()
+    assert_exact(samples, list(range(7)), 8)
+    assert_exact([other], list(range(100, 124)), 12)
+
+
+@pytest.mark.parametrize("when", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("first", [0, 2])
+def test_samples_that_are_cancelled_leave_nothing_behind_whatever_the_moment(when: int, first: int) -> None:
+    run, samples = Run(tokens_per_step=9), samples_of(list(range(14)), 4)
+    run.scheduler.submit(samples[0])
+    for _ in range(when):
+        run.step()
+    for sample in samples[first:] + samples[:first]:
+        run.scheduler.cancel(sample)
+        audit(run.scheduler.state)
+    run.to_the_end()
+    assert run.scheduler.state.num_waiting == 0
+    assert run.executor.rows == {}
+
+
+@pytest.mark.parametrize("when", [0, 1, 2, 3, 4])
+def test_the_others_go_on_when_the_first_sample_is_cancelled(when: int) -> None:
+    prompt, run = list(range(14)), Run(tokens_per_step=9)
+    samples = samples_of(prompt, 4)
+    run.scheduler.submit(samples[0])
+    for _ in range(when):
+        run.step()
+    run.scheduler.cancel(samples[0])
+    run.to_the_end()
+    assert_exact(samples[1:], prompt)
+
+
+@pytest.mark.parametrize("when", [0, 1, 2, 3])
+def test_samples_outlive_the_executor(when: int) -> None:
+    prompt, run = list(range(14)), Run(tokens_per_step=9)
+    samples = samples_of(prompt, 4)
+    run.scheduler.submit(samples[0])
+    for _ in range(when):
+        run.step()
+    lease = run.scheduler.state.lease
+    run.scheduler.detach()
+    run.scheduler.attach(lease)
+    run.executor = PlainExecutor(lease)
+    run.to_the_end()
+    assert_exact(samples, prompt)
+
+
+def test_a_return_with_too_little_memory_ends_all_samples() -> None:
+    run, samples = Run(), samples_of(list(range(14)), 3)
+    run.scheduler.submit(samples[0])
+    run.scheduler.detach()
+    assert set(map(id, run.scheduler.attach(Lease([1, 2], [0], 8, BLOCK_SIZE)))) == set(map(id, samples))
+    assert all(sample.state is State.ENDED for sample in samples)
+    assert run.scheduler.state.num_waiting == 0
