@@ -10,18 +10,29 @@ from paged.v1 import executor_pb2
 _NO_ROWS = np.empty(0, np.int32)
 
 
+@dataclass(frozen=True, slots=True)
+class Forks:
+    """Rows that begin as copies of others; `sampling` is the children's own."""
+
+    parents: Int32s
+    children: Int32s
+    sampling: list[executor_pb2.RowSampling]
+
+
+NO_FORKS = Forks(_NO_ROWS, _NO_ROWS, [])
+
+
 @dataclass(slots=True)
 class RowChanges:
     """Rows that a runner must be told of before the step, in the order of the fields."""
 
-    fork_parents: Int32s
-    fork_children: Int32s
-    fork_sampling: list[executor_pb2.RowSampling]
+    forks: Forks
     ended: Int32s
     starts: list[RowStart]
+    joined: Forks
 
 
-NO_CHANGES = RowChanges(_NO_ROWS, _NO_ROWS, [], _NO_ROWS, [])
+NO_CHANGES = RowChanges(NO_FORKS, _NO_ROWS, [], NO_FORKS)
 
 
 @dataclass(slots=True)

@@ -3,7 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from executor_svc.applied_plan import AppliedPlan, RowChanges
+from executor_svc.applied_plan import AppliedPlan, Forks, RowChanges
+from executor_svc.joining import read_joined
 from executor_svc.leases import Lease, Ownership
 from executor_svc.plan import PlanColumns, PlanViolation, read_int32s
 from executor_svc.plan_checks import (
@@ -143,6 +144,7 @@ class ResidentBatch:
             "fork_children": plan.fork_children,
             "ended_rows": plan.ended_rows,
             "started.row": np.array([started.row for started in plan.started], np.int32),
+            "joined.row": np.array([joined.row for joined in plan.joined], np.int32),
             "appended_rows": plan.appended_rows,
             "copy_rows": plan.copy_rows,
         }
@@ -151,10 +153,15 @@ class ResidentBatch:
         return np.unique(np.concatenate(list(columns.values())))
 
     def _run_schedule(self, plan: PlanColumns, session: int, lease: Lease, starts: list[RowStart]) -> AppliedPlan:
-        first, ends, known = self._schedule(plan, session, lease)
-        step = build_step(plan, first, ends, known, self._tables, self._known, self.block_size)
-        changes = RowChanges(plan.fork_parents, plan.fork_children, plan.fork_sampling, plan.ended_rows, starts)
-        return AppliedPlan(changes, step)
+        joining = read_joined(plan)
+        computing = joining.computing
+        self._check_joined(joining.forks)
+        first, ends, known = self._schedule(computing, session, lease)
+        self._copy_rows(joining.forks)
+        step = build_step(computing, first, ends, known, self._tables, self._known, self.block_size)
+        step.draws = joining.draws
+        forks = Forks(plan.fork_parents, plan.fork_children, plan.fork_sampling)
+        return AppliedPlan(RowChanges(forks, plan.ended_rows, starts, joining.forks), step)
 
     def _fork(self, plan: PlanColumns, session: int) -> None:
         parents, children = plan.fork_parents, plan.fork_children
@@ -166,11 +173,24 @@ class ResidentBatch:
         check_disjoint("fork_children", children, "ended_rows", plan.ended_rows)
         for sampling in plan.fork_sampling:
             check_sampling("fork_sampling", sampling, self._limits)
+        self._copy_rows(Forks(parents, children, plan.fork_sampling))
+
+    def _check_joined(self, forks: Forks) -> None:
+        """Their likes are scheduled, and checked there."""
+        check_unique("joined.row", forks.children)
+        if (live := self._state[_LIVE].take(forks.children)).any():
+            raise PlanViolation("joined.row", f"row {forks.children[live.argmax()]}", "is live already")
+        for sampling in forks.sampling:
+            check_sampling("joined.sampling", sampling, self._limits)
+
+    def _copy_rows(self, forks: Forks) -> None:
+        if not len(forks.children):
+            return
         # Right-hand sides are copies: a child that is a parent too hands on what it was before.
-        self._state[:, children] = self._state[:, parents]
-        self._tables[children] = self._tables[parents]
-        known = [self._known[parent] for parent in parents]
-        for child, ids, sampling in zip(children, known, plan.fork_sampling, strict=True):
+        self._state[:, forks.children] = self._state[:, forks.parents]
+        self._tables[forks.children] = self._tables[forks.parents]
+        known = [self._known[parent] for parent in forks.parents]
+        for child, ids, sampling in zip(forks.children, known, forks.sampling, strict=True):
             self._known[child] = ids
             self._state[_NUM_LOGPROBS, child] = _num_logprobs(sampling)
 

@@ -65,7 +65,7 @@ class DecodeRun:
     @staticmethod
     def may_follow(batch: ResidentBatch, step: Step) -> bool:
         """Whether every row has caught up and has no block ahead of its need."""
-        if not len(step.rows) or not step.samples.all():
+        if not len(step.rows) or not step.all_draw:
             return False
         return np.array_equal(batch.num_blocks.take(step.rows), -(-step.context_lens // batch.block_size))
 
@@ -77,7 +77,14 @@ class DecodeRun:
             and plan.scheduled_tokens == self._scheduled_tokens
             and plan.scheduled_samples == self._scheduled_samples
             and plan.appended_rows == self._due().rows
-            and not (plan.ended_rows or plan.started or plan.fork_parents or plan.fork_children or plan.fork_sampling)
+            and not (
+                plan.ended_rows
+                or plan.started
+                or plan.joined
+                or plan.fork_parents
+                or plan.fork_children
+                or plan.fork_sampling
+            )
             and not (plan.copy_rows or plan.copy_sources or plan.copy_destinations)
             and len(plan.appended_blocks) == len(plan.appended_rows)
             and self._leased_blocks.issuperset(read_int32s("appended_blocks", plan.appended_blocks).tolist())

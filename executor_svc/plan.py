@@ -28,6 +28,7 @@ class PlanColumns:
     fork_sampling: list[executor_pb2.RowSampling]
     ended_rows: Int32s
     started: list[executor_pb2.StartedRow]
+    joined: list[executor_pb2.JoinedRow]
     appended_rows: Int32s
     appended_blocks: Int32s
     copy_rows: Int32s
@@ -40,7 +41,7 @@ class PlanColumns:
     @property
     def moves_rows(self) -> bool:
         """Whether a row begins, ends or forks."""
-        return bool(self.started or len(self.ended_rows) or len(self.fork_children))
+        return bool(self.started or self.joined or len(self.ended_rows) or len(self.fork_children))
 
 
 def read_int32s(column: str, data: bytes) -> Int32s:
@@ -78,6 +79,7 @@ def read_plan(plan: executor_pb2.StepPlan) -> PlanColumns:
         fork_sampling=fork_sampling,
         ended_rows=read_int32s("ended_rows", plan.ended_rows),
         started=list(plan.started),
+        joined=list(plan.joined),
         appended_rows=appended_rows,
         appended_blocks=appended_blocks,
         copy_rows=copy_rows,

@@ -17,7 +17,7 @@ def fill_results(
         return
     ids_at = entries_at = ranks_at = 0
     for plan, result in zip(plans, results, strict=True):
-        rows = plan.step.rows[plan.step.samples]
+        rows = plan.step.drawing_rows
         sampled = output.sampled_ids[ids_at : ids_at + len(rows)]
         ids_at += len(rows)
         result.sampled_ids = sampled.astype("<i4").tobytes()

@@ -25,6 +25,14 @@ class RowStart:
     sampling: executor_pb2.RowSampling
 
 
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """Who gets a token, in schedule order, where some draw from logits that another row has computed."""
+
+    rows: Int32s  # [num_drawing]
+    places: Int32s  # [num_drawing]; in the step's `rows`, of the one whose last logits they are
+
+
 @dataclass(slots=True)
 class Step:
     """One forward pass over the tokens of all scheduled rows, flattened row after row.
@@ -40,11 +48,27 @@ class Step:
     slots: NDArray[np.int64]  # [num_tokens]; block_table[position // B] * B + position % B
     block_tables: Int32s  # [num_rows, most blocks of a row in this step]; unused entries are 0
     context_lens: Int32s  # [num_rows]; tokens that the row's last query sees, itself included
-    samples: NDArray[np.bool_]  # [num_rows]
+    samples: NDArray[np.bool_]  # [num_rows]; whose last logits are wanted
     copy_sources: Int32s  # [num_copies]; block ids
     copy_destinations: Int32s  # [num_copies]
     # If so, every row computes the one token that it sampled last, samples again, and has no block ahead of its need.
     decodes: bool = False
+    draws: Draws | None = None  # None: each row that samples, for itself
+
+    @property
+    def all_draw(self) -> bool:
+        """Whether each row gets a token, and nobody else does."""
+        return self.draws is None and bool(self.samples.all())
+
+    @property
+    def drawing_rows(self) -> Int32s:
+        """[num_drawing]"""
+        return self.rows[self.samples] if self.draws is None else self.draws.rows
+
+    @property
+    def drawing_places(self) -> NDArray[np.integer]:
+        """[num_drawing]; see `Draws.places`."""
+        return self.samples.nonzero()[0] if self.draws is None else self.draws.places
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +85,7 @@ class Logprobs:
 
 @dataclass(slots=True)
 class StepOutput:
-    """`sampled_ids` int32, one for each row with `samples`, in order; -1 where the row's logits were not finite."""
+    """`sampled_ids` int32, one for each row that draws, in order; -1 where the row's logits were not finite."""
 
     sampled_ids: Int32s
     logprobs: Logprobs | None = None

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from executor_svc.plan import PlanColumns
-from executor_svc.step import Int32s, Step
+from executor_svc.step import Draws, Int32s, Step
 
 
 def build_step(
@@ -60,6 +60,17 @@ def merge_steps(steps: list[Step]) -> Step:
         copy_sources=np.concatenate([step.copy_sources for step in steps]),
         copy_destinations=np.concatenate([step.copy_destinations for step in steps]),
         decodes=all(step.decodes for step in steps),
+        draws=_merged_draws(steps),
+    )
+
+
+def _merged_draws(steps: list[Step]) -> Draws | None:
+    if all(step.draws is None for step in steps):
+        return None
+    first_rows = np.cumsum([0, *(len(step.rows) for step in steps)], dtype=np.int32)
+    places = [step.drawing_places + before for step, before in zip(steps, first_rows[:-1], strict=True)]
+    return Draws(
+        np.concatenate([step.drawing_rows for step in steps]), np.concatenate(places).astype(np.int32, copy=False)
     )
 
 

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from executor_svc.applied_plan import AppliedPlan
+from executor_svc.applied_plan import AppliedPlan, Forks
 from executor_svc.batch import ResidentBatch
 from executor_svc.step import Int32s, Runner, StepOutput
 from executor_svc.step_builder import merge_steps
@@ -39,14 +39,18 @@ class Stepper:
     def _run(self, plans: list[AppliedPlan]) -> StepOutput:
         for plan in plans:
             changes = plan.changes
-            if len(changes.fork_children):
-                self._runner.fork_rows(changes.fork_parents, changes.fork_children, changes.fork_sampling)
+            self._fork(changes.forks)
             if len(changes.ended):
                 self._runner.end_rows(changes.ended)
             if changes.starts:
                 self._runner.start_rows(changes.starts)
+            self._fork(changes.joined)
         steps = [plan.step for plan in plans if plan.needs_step]
         return self._runner.run(merge_steps(steps)) if steps else _NOTHING
+
+    def _fork(self, forks: Forks) -> None:
+        if len(forks.children):
+            self._runner.fork_rows(forks.parents, forks.children, forks.sampling)
 
     def _guarded(self, call: Callable[[], _T]) -> _T:
         try:

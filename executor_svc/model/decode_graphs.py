@@ -90,7 +90,7 @@ class DecodeGraphs:
             and len(self._replays) == len(self._sizes)
             and len(step.token_ids) == num_rows
             and step.block_tables.shape[1] <= self._columns["block_tables"].shape[1]
-            and bool(step.samples.all())
+            and step.all_draw
         )
 
     def columns(self, step: Step, long: Mapping[str, Column]) -> dict[str, Column]:

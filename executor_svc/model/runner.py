@@ -106,8 +106,9 @@ class ModelRunner:
     def launch(self, step: Step) -> Launched | None:
         """Give the device all of a step's work and wait for none of it; None where no row samples."""
         graphs = self.graphs if self.graphs is not None and self.graphs.fit(step) else None
-        everyone = bool(step.samples.all())
-        rows, positions = (column if everyone else column[step.samples] for column in (step.rows, step.context_lens))
+        rows, positions = step.rows, step.context_lens
+        if not step.all_draw:
+            rows, positions = step.drawing_rows, positions[step.drawing_places]
         plan = self._sampler.plan(rows, positions)
         long = self._long_column(step)
         columns = step_columns(step) | long if graphs is None else graphs.columns(step, long)

@@ -31,8 +31,8 @@ def step_columns(step: Step) -> dict[str, Column]:
         "block_tables": step.block_tables,
     }
     if step.samples.any():
-        columns["sampling_rows"] = step.rows[step.samples].astype(np.int64)
-        columns["last_tokens"] = step.query_start[1:][step.samples].astype(np.int64) - 1
+        columns["sampling_rows"] = step.drawing_rows.astype(np.int64)
+        columns["last_tokens"] = step.query_start[1:][step.drawing_places].astype(np.int64) - 1
     return columns
 
 

@@ -164,8 +164,9 @@ class SimulatedRunner:
 
     def _sample(self, step: Step) -> _Sampled:
         rows, tables, lengths = step.rows, step.block_tables, step.context_lens
-        if not step.decodes and not step.samples.all():
-            rows, tables, lengths = rows[step.samples], tables[step.samples], lengths[step.samples]
+        if not step.decodes and not step.all_draw:
+            rows, places = step.drawing_rows, step.drawing_places
+            tables, lengths = tables[places], lengths[places]
         if not len(rows):
             return _Sampled(rows, np.empty(0, np.uint64), rows)
         try:

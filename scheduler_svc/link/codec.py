@@ -5,8 +5,8 @@ from collections.abc import Sequence as Items
 import numpy as np
 
 from paged.v1 import executor_pb2 as pb
-from scheduler_svc.core.plan import Lease, LogprobColumn, Plan, Result, StartedRow
-from scheduler_svc.core.sequence import TokenLogprobs
+from scheduler_svc.core.plan import JoinedRow, Lease, LogprobColumn, Plan, Result, StartedRow
+from scheduler_svc.core.sequence import Sampling, TokenLogprobs
 
 # What a lease may name; the core's columns are as long as the largest id.
 MAX_BLOCK_ID = (1 << 26) - 1
@@ -32,6 +32,11 @@ def encode_plan(plan: Plan, epoch: int, session: int) -> bytes:
         message.ended_rows = _bytes(plan.ended)
     if plan.started:
         message.started.extend(map(_started_row, plan.started))
+    if plan.joined:
+        message.joined.extend(map(_joined_row, plan.joined))
+    if plan.copies.rows:
+        message.copy_rows, message.copy_sources = _bytes(plan.copies.rows), _bytes(plan.copies.sources)
+        message.copy_destinations = _bytes(plan.copies.destinations)
     message.scheduled_rows, message.scheduled_tokens = _bytes(plan.rows), _bytes(plan.num_tokens)
     message.scheduled_samples = plan.samples.tobytes()
     return envelope.SerializeToString()
@@ -91,27 +96,35 @@ def _logprobs(message: pb.StepResult, wanted: Items[int | None]) -> LogprobColum
 
 
 def _started_row(start: StartedRow) -> pb.StartedRow:
-    sampling = start.sampling
     return pb.StartedRow(
         row=start.row,
         token_ids=_bytes(start.token_ids),
         num_prompt_tokens=start.num_prompt,
         num_computed_tokens=start.num_computed,
         blocks=_bytes(start.blocks),
-        sampling=pb.RowSampling(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
-            repetition_penalty=sampling.repetition_penalty,
-            presence_penalty=sampling.presence_penalty,
-            frequency_penalty=sampling.frequency_penalty,
-            seed=sampling.seed,
-            index=sampling.index,
-            min_tokens=sampling.min_tokens,
-            end_token_ids=start.end_token_ids,
-            logprobs=sampling.logprobs,
-        ),
+        sampling=_row_sampling(start.sampling, start.end_token_ids),
+    )
+
+
+def _joined_row(joined: JoinedRow) -> pb.JoinedRow:
+    sampling = _row_sampling(joined.sampling, joined.end_token_ids)
+    return pb.JoinedRow(row=joined.row, like=joined.like, sampling=sampling)
+
+
+def _row_sampling(sampling: Sampling, end_token_ids: tuple[int, ...]) -> pb.RowSampling:
+    return pb.RowSampling(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        seed=sampling.seed,
+        index=sampling.index,
+        min_tokens=sampling.min_tokens,
+        end_token_ids=end_token_ids,
+        logprobs=sampling.logprobs,
     )
 
 

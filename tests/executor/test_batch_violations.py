@@ -9,7 +9,7 @@ import pytest
 from executor_svc.batch import ResidentBatch
 from executor_svc.leases import Lease
 from executor_svc.plan import PlanViolation, read_plan
-from paged.v1.executor_pb2 import RowSampling, StartedRow, StepPlan
+from paged.v1.executor_pb2 import JoinedRow, RowSampling, StartedRow, StepPlan
 from tests.executor.plans import SESSION, column, make_batch, sampling, schedule, start
 
 
@@ -47,6 +47,11 @@ def started(**changes: object) -> StartedRow:
     for name, value in changes.items():
         setattr(row, name, value)
     return row
+
+
+def joins(*joined: tuple[int, int]) -> StepPlan:
+    """(row, like) of each."""
+    return StepPlan(joined=[JoinedRow(row=row, like=like, sampling=sampling()) for row, like in joined])
 
 
 def with_sampling(parameters: RowSampling) -> StepPlan:
@@ -116,6 +121,29 @@ VIOLATIONS = {
     "a child with a bad temperature": (
         "fork_sampling.temperature",
         StepPlan(fork_parents=column([0]), fork_children=column([2]), fork_sampling=[sampling(temperature=-1)]),
+    ),
+    # joined rows; row 0 has two tokens to compute
+    "a joined row that is not scheduled": ("joined.row", schedule(joins((2, 0)), (0, 2, True))),
+    "a joined row with tokens": ("joined.row", schedule(joins((2, 0)), (0, 2, True), (2, 1, True))),
+    "a joined row that does not sample": ("joined.row", schedule(joins((2, 0)), (0, 2, True), (2, 0, False))),
+    "a joined row before its like": ("joined.like", schedule(joins((2, 0)), (2, 0, True), (0, 2, True))),
+    "a joined row behind another": (
+        "joined.like",
+        schedule(joins((2, 0)), (0, 2, True), (1, 1, True), (2, 0, True)),
+    ),
+    "a like that does not sample": ("joined.like", schedule(joins((2, 0)), (0, 1, False), (2, 0, True))),
+    "a row joined twice": (
+        "joined.row",
+        schedule(joins((2, 0), (2, 0)), (0, 2, True), (2, 0, True), (2, 0, True)),
+    ),
+    "a live row joined": ("joined.row", schedule(joins((1, 0)), (0, 2, True), (1, 0, True))),
+    "a foreign row joined": ("joined.row", schedule(joins((3, 0)), (0, 2, True), (3, 0, True))),
+    "a row of no tokens that is not joined": ("scheduled_tokens", schedule(StepPlan(), (0, 0, True))),
+    "a joined row with a bad temperature": (
+        "joined.sampling.temperature",
+        schedule(
+            StepPlan(joined=[JoinedRow(row=2, like=0, sampling=sampling(temperature=-1))]), (0, 2, True), (2, 0, True)
+        ),
     ),
     # blocks
     "the executor's own block": ("started.blocks", StepPlan(started=[start(2, [1], [0])])),
