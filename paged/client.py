@@ -48,7 +48,7 @@ __all__ = [
     "generate_request",
 ]
 
-OWN_FIELDS = ("request_id", "model", "logprobs", "cache_salt")
+OWN_FIELDS = ("request_id", "model", "logprobs", "cache_salt", "n")
 
 Prompt = str | Sequence[int] | inference_pb2.Chat
 Response = TypeVar("Response")
@@ -73,6 +73,7 @@ class Options(TypedDict, total=False):
     include_stop_string: bool
     logprobs: int
     cache_salt: str
+    n: int
     model: str
     request_id: str
     timeout_s: float  # The call's deadline.
@@ -131,6 +132,8 @@ class Client:
     ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
         """The answer as it comes; the last message has `finish` and `usage`. Leaving the loop ends the request.
 
+        With `n` samples their messages come mixed, told apart by `index`, and each sample has a last one.
+
         `prompt` is a text, token ids, or a `chat(...)`.
         """
         call = self._inference.Generate(generate_request(prompt, **options), timeout=options.get("timeout_s"))
@@ -143,7 +146,14 @@ class Client:
             call.cancel()
 
     async def complete(self, prompt: Prompt, **options: Unpack[Options]) -> Completion:
-        """The whole answer in one message."""
+        """The whole answer, in one message. Raises TypeError with `n` above 1: that is for `complete_samples`."""
+        if options.get("n", 1) != 1:
+            raise TypeError(f"n: is {options['n']}; complete gives one answer, complete_samples several")
+        (whole,) = await self.complete_samples(prompt, **options)
+        return whole
+
+    async def complete_samples(self, prompt: Prompt, **options: Unpack[Options]) -> list[Completion]:
+        """The whole answers of all `n` samples, by index; one message each."""
         request = generate_request(prompt, **options)
         request.stream = False
         call = self._inference.Generate(request, timeout=options.get("timeout_s"))
@@ -153,15 +163,17 @@ class Client:
             raise await _translated(call, error) from None
         finally:
             call.cancel()
-        (whole,) = messages
-        return Completion(
-            request_id=whole.request_id,
-            text=whole.text,
-            token_ids=list(whole.token_ids),
-            finish=whole.finish,
-            usage=whole.usage,
-            logprobs=list(whole.logprobs),
-        )
+        return [
+            Completion(
+                request_id=whole.request_id,
+                text=whole.text,
+                token_ids=list(whole.token_ids),
+                finish=whole.finish,
+                usage=whole.usage,
+                logprobs=list(whole.logprobs),
+            )
+            for whole in sorted(messages, key=lambda message: message.index)
+        ]
 
     async def tokenize(self, prompt: str | inference_pb2.Chat, *, model: str = "") -> list[int]:
         request = inference_pb2.TokenizeRequest(model=model)

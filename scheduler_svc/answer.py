@@ -1,4 +1,4 @@
-"""One request on its way back to its client: from the tokens that the core appends to text that may be sent."""
+"""One answer on its way back to its client: from the tokens that the core appends to text that may be sent."""
 
 import asyncio
 from dataclasses import replace
@@ -14,13 +14,14 @@ MAX_DELTA_TOKENS = 1024  # with the most log-probabilities some 300 kB: a reader
 
 
 class Answer:
-    """`take` reads what is new in the sequence; `next_delta` waits for it. Whatever waits leaves as one delta.
+    """`take` reads what is new in the sequence and sets `changed`; whatever waits then leaves as one delta.
 
     Ends once, by `take` (the sequence has ended, or a stop string was found) or by `fail`.
     """
 
-    def __init__(self, sequence: Sequence, text_stream: TextStream) -> None:
+    def __init__(self, sequence: Sequence, text_stream: TextStream, changed: asyncio.Event) -> None:
         self.sequence = sequence
+        self.has_news = False  # for `next_delta`
         self.is_dirty = False  # in the engine's queue of answers with new tokens
         self._text_stream = text_stream
         self._num_taken = 0  # output tokens that belong to the answer so far
@@ -28,7 +29,7 @@ class Answer:
         self._text: list[str] = []
         self._finish: Finish | None = None
         self._error: PagedError | None = None
-        self._changed = asyncio.Event()
+        self._changed = changed
 
     def take(self) -> None:
         """Take in the tokens that were appended since the last time, and the sequence's end."""
@@ -53,7 +54,7 @@ class Answer:
             self._num_taken += at_end_token
             by_token = at_end_token and piece.stop_string is None
             self._end(Finish(sequence.token_ids[-1] if by_token else None, piece.stop_string))
-        self._changed.set()
+        self._tell()
 
     @property
     def is_over(self) -> bool:
@@ -70,13 +71,11 @@ class Answer:
         """End with an error instead of a last delta. Harmless if the answer is over."""
         if not self.is_over:
             self._error = error
-            self._changed.set()
+            self._tell()
 
-    async def next_delta(self) -> Delta:
-        """All that waits, as soon as anything does, and as far as one message goes. Raises the error that has ended the
-        answer."""
-        await self._changed.wait()
-        self._changed.clear()
+    def next_delta(self) -> Delta:
+        """All that waits, as far as one message goes. Raises the error that has ended the answer."""
+        self.has_news = False
         if self._error is not None:
             raise self._error
         sequence = self.sequence
@@ -87,14 +86,19 @@ class Answer:
             text=text,
             token_ids=sequence.token_ids[sequence.num_prompt + begin : sequence.num_prompt + end],
             logprobs=sequence.logprobs[begin:end],
+            index=sequence.sampling.index,
         )
         if end < self._num_taken:
-            self._changed.set()
+            self._tell()
             return delta
         return replace(delta, finish=self._finish, usage=self._usage() if self._finish is not None else None)
 
     def _end(self, finish: Finish) -> None:
         self._finish = finish
+        self._tell()
+
+    def _tell(self) -> None:
+        self.has_news = True
         self._changed.set()
 
     def _usage(self) -> Usage:

@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 
 import structlog
 
@@ -31,6 +32,7 @@ from scheduler_svc.errors import (
 )
 from scheduler_svc.link.session import ExecutorSession, LinkOptions
 from scheduler_svc.requests import Delta, GenerationRequest
+from scheduler_svc.samples import Samples
 from scheduler_svc.served_text import ServedText
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.suspects import Suspects
@@ -60,7 +62,7 @@ class Engine:
         )
         self._driver = Driver(self._scheduler, options, settings.idle_plan_s, listener=self)
         self._text = ServedText(settings.cache_dir)
-        self._answers: dict[str, Answer] = {}
+        self._requests: dict[str, Samples] = {}
         self._dirty: deque[Answer] = deque()
         self._counts: dict[Outcome, int] = {"finished": 0, "cancelled": 0, "failed": 0}
         self._suspects = Suspects(settings.max_losses)
@@ -82,13 +84,13 @@ class Engine:
     async def drained(self, seconds: float) -> None:
         """Until no request is left, or this time has passed."""
         end = time.monotonic() + seconds
-        while self._answers and time.monotonic() < end:
+        while self._requests and time.monotonic() < end:
             await asyncio.sleep(0.02)
 
     def fail_all(self, error: PagedError) -> None:
         """End every request with this error."""
-        for answer in list(self._answers.values()):
-            self._fail(answer, error)
+        for samples in list(self._requests.values()):
+            self._fail(samples, error)
 
     @property
     def ready(self) -> bool:
@@ -112,25 +114,22 @@ class Engine:
     # --- requests ---
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
-        """The answer as it comes; closing or cancelling the generator frees everything.
+        """The answers as they come; closing or cancelling the generator frees everything.
 
         Raises DuplicateRequest, QueueFull, InvalidRequest, Unavailable; later RequestAborted, RequestFailed.
         """
-        answer = self._open(request)
+        samples = self._open(request)
         try:
-            await self._submit(answer.sequence)
-            while True:
-                delta = await answer.next_delta()
-                yield delta
-                if delta.finish is not None:
-                    return
+            await self._submit(samples.first)
+            while not samples.are_finished:
+                yield await samples.next_delta()
         finally:
-            self._forget(answer)
+            self._forget(request.request_id, samples)
 
     def abort(self, request_ids: list[str]) -> list[str]:
-        found = [request_id for request_id in request_ids if request_id in self._answers]
+        found = [request_id for request_id in request_ids if request_id in self._requests]
         for request_id in found:
-            self._fail(self._answers[request_id], RequestAborted("ended through the control service"))
+            self._fail(self._requests[request_id], RequestAborted("ended through the control service"))
         return found
 
     def load(self) -> control_pb2.GetLoadResponse:
@@ -157,15 +156,22 @@ class Engine:
             executor_attached=self._driver.is_attached,
         )
 
-    def _open(self, request: GenerationRequest) -> Answer:
+    def _open(self, request: GenerationRequest) -> Samples:
         self._check_acceptable(request)
         if self.model is not None and max(request.prompt_ids) >= self.model.vocab_size:
             raise Unavailable("the model has changed since the prompt was tokenized; try again")
+        changed = asyncio.Event()
+        answers = [self._open_answer(request, index, changed) for index in range(request.num_samples)]
+        samples = self._requests[request.request_id] = Samples(answers, changed)
+        samples.first.held = [answer.sequence for answer in answers[1:]]
+        return samples
+
+    def _open_answer(self, request: GenerationRequest, index: int, changed: asyncio.Event) -> Answer:
         sequence = Sequence(
             request_id=request.request_id,
             token_ids=list(request.prompt_ids),
             max_tokens=request.max_tokens,
-            sampling=request.sampling,
+            sampling=replace(request.sampling, index=index),
             end_token_ids=self._end_token_ids(request),
             cache_salt=request.cache_salt,
         )
@@ -176,8 +182,7 @@ class Engine:
             include_stop_string=request.include_stop_string,
             min_tokens=request.sampling.min_tokens,
         )
-        answer = sequence.owner = Answer(sequence, text_stream)
-        self._answers[request.request_id] = answer
+        answer = sequence.owner = Answer(sequence, text_stream, changed)
         return answer
 
     async def _submit(self, sequence: Sequence) -> None:
@@ -203,7 +208,7 @@ class Engine:
             raise Unavailable("no model is known yet; try again later")
         if self._waited_too_long():
             raise Unavailable(f"no executor has been attached for {self._settings.executor_wait_s:g} s")
-        if request.request_id in self._answers:
+        if request.request_id in self._requests:
             raise DuplicateRequest(f"request_id: {request.request_id!r} is in use by a live request")
         if self._scheduler.state.num_waiting >= self._settings.max_waiting_requests:
             raise QueueFull(
@@ -234,20 +239,25 @@ class Engine:
         own = () if request.ignore_eos or self.model is None else tuple(self.model.eos_token_ids)
         return tuple(dict.fromkeys((*own, *request.stop_token_ids)))
 
-    def _fail(self, answer: Answer, error: PagedError) -> None:
-        self._scheduler.cancel(answer.sequence)
-        answer.fail(error)
+    def _fail(self, samples: Samples, error: PagedError) -> None:
+        self._end(samples)
+        samples.fail(error)
         self._driver.wake()
 
-    def _forget(self, answer: Answer) -> None:
+    def _forget(self, request_id: str, samples: Samples) -> None:
         """The client has its last message, or has gone."""
-        del self._answers[answer.sequence.request_id]
-        self._suspects.forget(answer)
-        if answer.sequence.state is not State.NEW:  # else it was refused
-            self._counts[answer.outcome] += 1
-        self._scheduler.cancel(answer.sequence)
-        answer.fail(RequestAborted("closed"))
+        del self._requests[request_id]
+        if samples.first.state is not State.NEW:  # else it was refused
+            self._counts[samples.outcome] += 1
+        self._end(samples)
+        samples.fail(RequestAborted("closed"))
         self._driver.wake()
+
+    def _end(self, samples: Samples) -> None:
+        """Nothing of the request is left in the core."""
+        for answer in reversed(samples.answers):  # those that are held go before the one that holds them
+            self._suspects.forget(answer)
+            self._scheduler.cancel(answer.sequence)
 
     # --- what the driver tells ---
 
@@ -276,7 +286,10 @@ class Engine:
 
     def on_lost(self, ran: list[Sequence]) -> None:
         for answer in self._suspects.note_loss(ran):
-            self._fail(answer, RequestFailed("the executor was lost each time it computed this request"))
+            self._fail(
+                self._requests[answer.sequence.request_id],
+                RequestFailed("the executor was lost each time it computed this request"),
+            )
 
     def _serve_answers(self) -> None:
         """Turn new tokens into text for those who have waited longest, for one slice of time."""
@@ -308,5 +321,5 @@ class Engine:
     async def _give_up_waiting(self) -> None:
         while True:
             await asyncio.sleep(0.2)
-            if self._answers and self._waited_too_long():
+            if self._requests and self._waited_too_long():
                 self.fail_all(Unavailable(f"no executor for {self._settings.executor_wait_s:g} s"))

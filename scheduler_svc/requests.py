@@ -9,7 +9,8 @@ from scheduler_svc.core.sequence import Sampling, TokenLogprobs
 class GenerationRequest:
     """A request whose fields have been validated and whose prompt has been tokenized.
 
-    `max_tokens` None means as many as fit. `sampling.seed` is drawn by the API where the client gave none.
+    `num_samples` answers are wanted. `max_tokens` None means as many as fit. `sampling.seed` is drawn by the API where
+    the client gave none.
     """
 
     request_id: str
@@ -21,6 +22,7 @@ class GenerationRequest:
     ignore_eos: bool = False
     include_stop_string: bool = False
     cache_salt: str = ""
+    num_samples: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +46,11 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """All that has become known of an answer since the last one. `finish` and `usage` are set in the last."""
+    """All that has become known of the answer `index` since its last one. `finish` and `usage` are set in the last."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish: Finish | None = None
     usage: Usage | None = None
+    index: int = 0

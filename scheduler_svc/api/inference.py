@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable
 
 import grpc.aio
@@ -30,7 +31,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         deadline = Deadline.of(context, self._settings.max_request_s)
         generation = await self._accepted(request, deadline)
         streams = request.stream or not request.HasField("stream")
-        held: list[Delta] = []
+        held: defaultdict[int, list[Delta]] = defaultdict(list)
         deltas = self._engine.generate(generation)
         sending = False
         # While this waits for tokens, `bounded` ends it; while it waits for a reader who has stopped, this does.
@@ -42,12 +43,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                     yield to_response(generation.request_id, delta)
                     sending = False
                 else:
-                    held.append(delta)
+                    held[delta.index].append(delta)
                 if delta.finish is None:
                     # An answer that was closed meanwhile must not look like one that has ended.
                     deadline.check()
-            if held:
-                yield to_response(generation.request_id, merge(held))
+                elif not streams:
+                    yield to_response(generation.request_id, merge(held.pop(delta.index)))
         finally:
             expiry.cancel()
             await deltas.aclose()

@@ -8,16 +8,17 @@ from scheduler_svc.requests import Delta, Finish, Usage
 
 
 def merge(deltas: Iterable[Delta]) -> Delta:
-    """One delta that says what these say together."""
+    """One delta that says what these, of one sample, say together."""
     texts: list[str] = []
     whole = Delta()
-    finish, usage = None, None
+    finish, usage, index = None, None, 0
     for delta in deltas:
+        index = delta.index
         texts.append(delta.text)
         whole.token_ids.extend(delta.token_ids)
         whole.logprobs.extend(delta.logprobs)
         finish, usage = delta.finish or finish, delta.usage or usage
-    return Delta("".join(texts), whole.token_ids, whole.logprobs, finish, usage)
+    return Delta("".join(texts), whole.token_ids, whole.logprobs, finish, usage, index)
 
 
 def to_response(request_id: str, delta: Delta) -> inference_pb2.GenerateResponse:
@@ -28,6 +29,7 @@ def to_response(request_id: str, delta: Delta) -> inference_pb2.GenerateResponse
         logprobs=[_logprobs(entry) for entry in delta.logprobs],
         finish=_finish(delta.finish) if delta.finish else None,
         usage=_usage(delta.usage) if delta.usage else None,
+        index=delta.index,
     )
 
 

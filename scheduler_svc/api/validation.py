@@ -38,12 +38,20 @@ class Limits:
     vocab_size: int
     max_model_len: int
     max_logprobs: int
+    max_samples: int
     max_message_bytes: int
 
     @classmethod
     def of(cls, facts: executor_pb2.ModelFacts, settings: SchedulerSettings) -> "Limits":
         length = min(facts.max_model_len, settings.max_model_len or facts.max_model_len)
-        return cls(facts.name, facts.vocab_size, length, settings.max_logprobs, settings.max_message_bytes)
+        return cls(
+            facts.name,
+            facts.vocab_size,
+            length,
+            settings.max_logprobs,
+            settings.max_samples,
+            settings.max_message_bytes,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +95,8 @@ def check_generate(request: inference_pb2.GenerateRequest, limits: Limits, *, ha
     ]
     if request.HasField("logprobs") and request.logprobs > (most := min(limits.max_logprobs, limits.vocab_size)):
         violations.append(FieldViolation("logprobs", f"is {request.logprobs}, above the limit of {most}"))
+    if request.HasField("n") and not 1 <= request.n <= limits.max_samples:
+        violations.append(FieldViolation("n", f"is {request.n}; must be 1 to {limits.max_samples}"))
     if (size := len(request.cache_salt.encode())) > MAX_CACHE_SALT_BYTES:
         violations.append(FieldViolation("cache_salt", f"has {size} bytes, above the limit of {MAX_CACHE_SALT_BYTES}"))
     _raise_if_any(violations)
@@ -147,6 +157,7 @@ def generation_request(
         ignore_eos=stop.ignore_eos,
         include_stop_string=stop.include_stop_string,
         cache_salt=request.cache_salt,
+        num_samples=request.n if request.HasField("n") else 1,
     )
 
 

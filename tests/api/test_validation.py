@@ -11,7 +11,9 @@ from scheduler_svc.api import validation
 from scheduler_svc.core.sequence import Sampling
 from scheduler_svc.errors import InvalidRequest, ModelNotFound
 
-LIMITS = validation.Limits(model="tiny", vocab_size=512, max_model_len=64, max_logprobs=20, max_message_bytes=8192)
+LIMITS = validation.Limits(
+    model="tiny", vocab_size=512, max_model_len=64, max_logprobs=20, max_samples=8, max_message_bytes=8192
+)
 FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 

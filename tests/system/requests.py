@@ -20,8 +20,9 @@ class Call:
     temperature: float
     seed: int
     cache_salt: str
+    num_samples: int = 1
 
-    def expected(self, end_token_ids: tuple[int, ...] = (EOS_ID,)) -> list[int]:
+    def expected(self, end_token_ids: tuple[int, ...] = (EOS_ID,), index: int = 0) -> list[int]:
         return list(
             simulated_continuation(
                 self.prompt,
@@ -29,6 +30,7 @@ class Call:
                 vocab_size=VOCAB_SIZE,
                 temperature=self.temperature,
                 seed=self.seed,
+                index=index,
                 end_token_ids=end_token_ids,
             )
         )
@@ -49,17 +51,24 @@ def mixed_calls(count: int, chance: random.Random, longest: int = 240) -> list[C
 
 async def answer(client: Client, call: Call, cancel_after: int | None = None) -> list[int]:
     """The ids of the answer; with `cancel_after`, the call is given up once it has that many."""
-    ids: list[int] = []
+    (ids,) = await answers(client, call, cancel_after)
+    return ids
+
+
+async def answers(client: Client, call: Call, cancel_after: int | None = None) -> list[list[int]]:
+    """The same for each sample; `cancel_after` is for all together."""
+    ids: list[list[int]] = [[] for _ in range(call.num_samples)]
     stream = client.generate(
         call.prompt,
         max_tokens=call.max_tokens,
         temperature=call.temperature,
         seed=call.seed,
         cache_salt=call.cache_salt,
+        n=call.num_samples,
     )
     async for message in stream:
-        ids += message.token_ids
-        if cancel_after is not None and len(ids) >= cancel_after:
+        ids[message.index] += message.token_ids
+        if cancel_after is not None and sum(map(len, ids)) >= cancel_after:
             await stream.aclose()
             break
     return ids

@@ -164,3 +164,36 @@ async def test_a_hundred_requests_to_the_small_real_model_in_a_pool_too_small(tm
     reference = reference_model(directory)
     for answered in wanted:
         judge(reference, answered, REAL_MODEL_MARGIN)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+async def test_each_of_several_samples_keeps_the_margin(
+    family: str, tiny_directories: dict[str, Path], tmp_path: Path
+) -> None:
+    chance, pool = random.Random(4), ["--block-size", "4", "--num-blocks", "36", "--max-rows", "12"]
+    prompts = [[chance.randrange(VOCAB_SIZE) for _ in range(length)] for length in (1, 7, 8, 13, 22, 24)]
+    samplings = [
+        executor_pb2.RowSampling(temperature=1.0, top_p=1.0, seed=i, repetition_penalty=1.0 + 0.3 * (i % 2))
+        for i in range(len(prompts))
+    ]
+    asked = {"max_tokens": 12, "temperature": 1.0, "logprobs": 3, "ignore_eos": True, "n": 4}
+    with cleaned_up([]) as services:
+        services.append(start_executor(tmp_path, "--model", str(tiny_directories[family]), "--dtype", "float32", *pool))
+        endpoint = services[0].wait_until_ready().address
+        services.append(start_scheduler(tmp_path, endpoint))
+        async with Client(services[1].wait_until_ready().address) as client:
+            await ready(client)
+            calls = [
+                client.complete_samples(prompt, seed=s.seed, repetition_penalty=s.repetition_penalty, **asked)
+                for prompt, s in zip(prompts, samplings, strict=True)
+            ]
+            wholes = await asyncio.gather(*calls)
+            load = await idle_load(client)
+    assert load.used_blocks == 0
+    assert load.preemptions > 0
+    reference = reference_model(tiny_directories[family])
+    for prompt, sampling, samples in zip(prompts, samplings, wholes, strict=True):
+        assert len({tuple(sample.token_ids) for sample in samples}) == 4
+        for index, sample in enumerate(samples):
+            sampling.index = index
+            judge(reference, Answered(prompt, sampling, sample.token_ids, sample.logprobs))
