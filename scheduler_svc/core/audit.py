@@ -35,8 +35,9 @@ def audit(state: CoreState) -> None:
             _require(computed <= state.lease.rope_switch_len, f"row {row}: computed past the length of its keys")
         for block in columns.table(row)[computed // block_size :]:
             _require(not cache.is_published(block), f"row {row}: block {block} is published and yet to be written")
-            alone = pool.ref_count[block] == 1 or columns.shares_tail[row]
-            _require(alone, f"row {row}: block {block} is shared and yet to be written")
+            writes = known + int(columns.in_flight[row]) < columns.max_total[row]
+            settled = pool.ref_count[block] == 1 or columns.shares_tail[row] or not writes
+            _require(settled, f"row {row}: block {block} is shared and yet to be written")
     _require(columns.num_sharing == int(columns.shares_tail.sum()), "the number of sharing rows is off")
     for sequence in state.queue:
         _require(sequence.state is State.WAITING and sequence.row == -1, "a waiting sequence has a row")

@@ -72,6 +72,16 @@ def test_the_prompt_is_computed_once_and_its_last_block_copied_for_all_samples_b
     assert run.num_copies == (count - 1 if num_prompt % BLOCK_SIZE else 0)
 
 
+@pytest.mark.parametrize("num_prompt", [7, 8])
+def test_samples_of_one_token_need_no_copy(num_prompt: int) -> None:
+    prompt, run = list(range(num_prompt)), Run()
+    samples = samples_of(prompt, 4, max_tokens=1)
+    run.scheduler.submit(samples[0])
+    run.to_the_end()
+    assert_exact(samples, prompt, 1)
+    assert (run.num_computed, run.num_copies) == (num_prompt, 0)
+
+
 def test_all_samples_draw_from_the_step_that_ends_the_prompt() -> None:
     run, samples = Run(tokens_per_step=9), samples_of(list(range(20)), 3)
     run.scheduler.submit(samples[0])
