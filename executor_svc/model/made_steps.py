@@ -34,27 +34,25 @@ def make_step(
     num_tokens: Sequence[int],
     block_size: int,
     *,
-    before: int = 0,
     sampling: executor_pb2.RowSampling = GREEDY,
     num_blocks: int | None = None,
     table_width: int = 1,
 ) -> MadeStep:
-    """Row i computes `num_tokens[i]` tokens after `before` others, of which KV memory holds whatever it holds.
+    """Row i computes `num_tokens[i]` tokens from its beginning on, and samples.
 
     Rows take blocks of their own from block 1 on; with `num_blocks`, from 1 again when those are used up, so what
     they compute means nothing. Tables have `table_width` entries at least.
     """
     tokens = np.array(num_tokens, np.int32)
-    ends = before + tokens
-    width = -(-int(ends.max()) // block_size)
+    width = -(-int(tokens.max()) // block_size)
     tables = np.arange(len(tokens) * width, dtype=np.int32).reshape(len(tokens), width)
     tables = 1 + (tables if num_blocks is None else tables % (num_blocks - 1))
     rows, query_start = np.arange(len(tokens), dtype=np.int32), np.cumsum([0, *tokens], dtype=np.int32)
     token_rows = rows.repeat(tokens)
-    positions = np.arange(len(token_rows), dtype=np.int32) - query_start[token_rows] + before
+    positions = np.arange(len(token_rows), dtype=np.int32) - query_start[token_rows]
     slots = tables[token_rows, positions // block_size].astype(np.int64) * block_size + positions % block_size
     return MadeStep(
-        [RowStart(row, np.zeros(end, np.int32), end, sampling) for row, end in zip(rows.tolist(), ends, strict=True)],
+        [RowStart(row, np.zeros(count, np.int32), count, sampling) for row, count in enumerate(tokens.tolist())],
         Step(
             rows=rows,
             query_start=query_start,
@@ -62,7 +60,7 @@ def make_step(
             positions=positions,
             slots=slots,
             block_tables=np.pad(tables, ((0, 0), (0, max(0, table_width - width)))),
-            context_lens=ends,
+            context_lens=tokens,
             samples=np.ones(len(rows), np.bool_),
             copy_sources=np.empty(0, np.int32),
             copy_destinations=np.empty(0, np.int32),

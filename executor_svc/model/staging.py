@@ -69,8 +69,7 @@ class Staging:
         The columns themselves may change as soon as this returns.
         """
         self._lay_out(columns)
-        if self._copied is not None:
-            self._copied.synchronize()  # the copy before may still read the buffer: only after a step without results
+        self._wait_for_copy()
         for name, column in columns.items():
             np.copyto(self._arrays[name], column)
         if self._device.type != "cpu":
@@ -92,9 +91,13 @@ class Staging:
         self._tensors = self._layout.tensors(self._on_device)
         self._signature = signature
 
-    def _allocate(self, num_bytes: int) -> None:
-        if self._copied is not None:
+    def _wait_for_copy(self) -> None:
+        """Until the copy before has read the buffer; it has, unless that step had no results to wait for."""
+        if self._copied is not None and not self._copied.query():
             self._copied.synchronize()
+
+    def _allocate(self, num_bytes: int) -> None:
+        self._wait_for_copy()
         self._on_host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=self._copied is not None)
         on_host = self._device.type == "cpu"
         self._on_device = self._on_host if on_host else torch.empty(num_bytes, dtype=torch.uint8, device=self._device)

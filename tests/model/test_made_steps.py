@@ -23,11 +23,11 @@ def test_the_largest_step_has_all_rows_and_all_tokens_that_fit_them(max_rows, to
 
 
 def test_rows_have_blocks_of_their_own_and_block_0_belongs_to_none():
-    step = make_step([5, 1, 9], BLOCK_SIZE, before=3).step
+    step = make_step([5, 1, 9], BLOCK_SIZE).step
     assert step.block_tables.min() > 0
     assert len(np.unique(step.slots)) == len(step.slots) == 15
-    assert step.positions.tolist() == [*range(3, 8), 3, *range(3, 12)]
-    assert step.context_lens.tolist() == [8, 4, 12]
+    assert step.positions.tolist() == [*range(5), 0, *range(9)]
+    assert step.context_lens.tolist() == [5, 1, 9]
 
 
 def test_blocks_begin_anew_where_there_are_too_few():

@@ -1,11 +1,8 @@
 """What a runner does where memory ends, and how much of a GPU it may take."""
 
-import math
-
 import pytest
 import torch
 
-from benchmarks.decode_steps import decode_ms
 from executor_svc.model.free_memory import outside_share
 from executor_svc.model.made_steps import make_step
 from executor_svc.model.memory import choose_num_blocks
@@ -44,15 +41,3 @@ def test_a_share_that_others_have_used_up_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (90, 1000))
     with pytest.raises(ModelRefused, match="90 bytes are available on cuda:0, of which 100 are kept"):
         choose_num_blocks(10, outside_share(GPU, 0.9), GPU, num_blocks=None, kv_bytes=None, most_blocks=9)
-
-
-def test_decode_steps_are_timed_and_the_runner_is_as_before(llama):
-    runner, options = llama.loaded.runner, {"num_blocks": 600, "block_size": BLOCK_SIZE, "num_steps": 3}
-    assert 0 < decode_ms(runner, num_rows=5, context_len=40, graphs=False, **options) < math.inf
-    with pytest.raises(ValueError, match="were not recorded"):
-        decode_ms(runner, num_rows=5, context_len=40, graphs=True, **options)
-    runner.record_graphs(lambda work: work() or work, table_width=64)
-    recorded = runner.graphs
-    assert 0 < decode_ms(runner, num_rows=5, context_len=40, graphs=True, **options) < math.inf
-    assert runner.graphs is recorded
-    runner.graphs = None
