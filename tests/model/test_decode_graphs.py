@@ -98,6 +98,27 @@ def test_entries_past_a_rows_blocks_may_be_anything(llama):
     assert replayed.sizes
 
 
+def test_rows_that_are_none_write_and_see_slot_0_alone(llama):
+    caches = llama.loaded.runner._memory.tensors
+    for cache in caches:
+        cache.fill_(math.nan)
+    driver, sequences = Driver(llama.loaded, MAX_ROWS), [greedy(random_ids(i, 6)) for i in range(5)]
+    with Replayed(llama.loaded) as replayed:
+        driver.generate([greedy(random_ids(9, 40)) for _ in range(8)], 3)  # leaves other rows in the fixed buffers
+        rows = [driver.start(sequence) for sequence in sequences]
+        driver.step()
+        driver.step()
+    assert replayed.sizes[-1] == 8
+    columns = replayed.graphs._columns
+    assert columns["slots"][5:8].tolist() == columns["positions"][5:8].tolist() == [0, 0, 0]
+    assert columns["context_lens"][5:8].tolist() == [1, 1, 1]
+    assert columns["block_tables"][5:8, 0].tolist() == [0, 0, 0]
+    # Each row owns its last block alone, and wrote no further than its last token.
+    for row in rows:
+        block, used = driver.sequences[row].table[-1], driver.sequences[row].num_computed % BLOCK_SIZE
+        assert all(cache[block, used:].isnan().all() for cache in caches)
+
+
 def test_only_steps_of_single_tokens_that_all_sample_are_replayed(llama):
     driver = Driver(llama.loaded, MAX_ROWS)
     with Replayed(llama.loaded) as replayed:
