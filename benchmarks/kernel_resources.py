@@ -42,6 +42,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "window": {"window": 4096},
     "soft_cap": {"soft_cap": 50.0},
     "sinks": {"sinks": True},
+    "window, sinks": {"window": 4096, "sinks": True},
     "all": {"window": 4096, "soft_cap": 50.0, "sinks": True},
 }
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -121,7 +122,7 @@ def every_variant() -> Iterator[Variant]:
             if head_dim in (64, 128, 256):  # fp16 takes what bf16 does
                 yield Variant("fp16", head_dim, value_dim, kind)
     for kind in KINDS:
-        for options in ("window", "soft_cap", "sinks"):
+        for options in ("window", "soft_cap", "sinks", "window, sinks"):
             yield Variant("bf16", 128, 128, kind, options, rows=512)
     for group in (1, 7, 16, 32, 64):  # decode tiles grow with the group
         for head_dim, value_dim in ((64, 64), (128, 128), (256, 256), (576, 512)):

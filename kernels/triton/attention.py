@@ -48,7 +48,9 @@ def paged_attention(
     num_rows, table_width = block_tables.shape
     group = num_heads // num_kv_heads
     kind = kind_of(num_tokens, num_rows, group)
-    tile = tile_for(kind, group, head_dim, value_dim, dot_dtype(q, key_cache), device.shared_memory_bytes)
+    dot = dot_dtype(q, key_cache)
+    shared = device.shared_memory_bytes
+    tile = tile_for(kind, group, head_dim, value_dim, dot, shared, capped=soft_cap is not None)
     longest = table_width * block_size if window is None else min(table_width * block_size, window + tile.queries - 1)
     likely_tiles = max(num_rows, -(-num_tokens // tile.queries))
     num_programs = likely_tiles * num_kv_heads * -(-group // tile.heads)

@@ -39,9 +39,15 @@ def power_of_two(size: int, least: int = 16) -> int:
 
 @lru_cache(maxsize=1024)
 def tile_for(
-    kind: str, group: int, head_dim: int, value_dim: int, dtype: torch.dtype, shared_memory_bytes: int
+    kind: str,
+    group: int,
+    head_dim: int,
+    value_dim: int,
+    dtype: torch.dtype,
+    shared_memory_bytes: int,
+    capped: bool = False,
 ) -> Tile:
-    """The tile of `kind` for `group` query heads a key/value head; `dtype` is the products'.
+    """The tile of `kind` for `group` query heads a key/value head; `dtype` is the products', `capped` by a soft-cap.
 
     What limits a tile are 255 registers a thread (`benchmarks.kernel_resources` shows what each takes), and shared
     memory. 32-bit products have no tensor cores and need many registers: 16 matrix rows over 8 warps.
@@ -56,7 +62,7 @@ def tile_for(
     elif width > 128:
         block_m, keys, warps = 64, 32, 8
     elif kind == "wide":
-        block_m, keys, warps = 128, 64 if roomy or width <= 64 else 32, 8
+        block_m, keys, warps = 128, 64 if width <= 64 or (roomy and not capped) else 32, 8
     else:
         block_m, keys, warps = 64, 64 if width <= 64 else 32, 4
     if kind == "decode":

@@ -84,5 +84,5 @@ def write_kv(
         *k.stride()[:2], *v.stride()[:2], *key_cache.stride()[:3], *value_cache.stride()[:3],
         NUM_HEADS=num_heads, HEAD_DIM=head_dim, VALUE_DIM=value_dim,
         BLOCK_D=power_of_two(head_dim), BLOCK_V=power_of_two(value_dim),
-        BLOCK_SIZE=key_cache.shape[1], VECTORS=vectors,
+        BLOCK_SIZE=key_cache.shape[1], VECTORS=vectors, enable_fp_fusion=True,
     )  # fmt: skip

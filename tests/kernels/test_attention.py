@@ -145,3 +145,16 @@ def test_a_long_prefill_is_cut_into_parts_without_a_seam(backend, monkeypatch):
     monkeypatch.setattr("kernels.reference.MAX_SCORES", 4 * 60 * 7)
     monkeypatch.setattr("kernels.reference.MAX_GROUP_ELEMENTS", 1)
     torch.testing.assert_close(whole.attention(window=11), expected, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"window": 19}, {"soft_cap": 2.0}, {"sinks": True}], ids=str)
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 7, 8, 16, 32])
+@pytest.mark.parametrize("dim", [64, 80, 96, 112, 128, 192, 256])
+def test_every_head_size_with_every_group_and_option(backend, dim, group, options):
+    """Contexts of 1, B - 1, B, B + 1, 3 B and long, mixed; in shuffled blocks among NaN."""
+    rows = [(1, 1), (6, 15), (1, 16), (2, 17), (1, 48), (9, 130)]
+    pool = Pool(rows, backend=backend, block_size=16, heads=2 * group, kv_heads=2, dim=dim, poison=torch.nan)
+    if "sinks" in options:
+        options = {"sinks": torch.linspace(-2, 2, 2 * group)}
+    assert_right(pool, 2e-5, scale=dim**-0.5, **options)
