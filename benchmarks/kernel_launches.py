@@ -1,4 +1,3 @@
-# mypy: disable-error-code="import-untyped"
 """What a call of the Triton kernels would launch on a GPU, found without one.
 
 The real wrappers run on tensors that have a shape and no memory, so whatever read a value would fail: a recorded call

@@ -1,4 +1,3 @@
-# mypy: disable-error-code="import-untyped"
 """Registers, spills and shared memory of every kernel that a GPU would run, compiled without one.
 
     python -m benchmarks.kernel_resources [--representative] [--json] [--write]

@@ -1,4 +1,3 @@
-# mypy: disable-error-code="import-untyped"
 """`paged_attention`: from tensors to a launch. Only shapes, dtypes and strides are looked at."""
 
 from functools import lru_cache

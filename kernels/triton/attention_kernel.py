@@ -1,4 +1,4 @@
-# mypy: disable-error-code="import-untyped,no-untyped-def"
+# mypy: disable-error-code="no-untyped-def"
 """What runs on the device for `paged_attention`: one kernel for prefill and decode, and the merge of a split context.
 
 A program serves one tile of queries of one row, for the query heads that share one key/value head, over one part of

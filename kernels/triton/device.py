@@ -1,4 +1,3 @@
-# mypy: disable-error-code="import-untyped"
 """What the kernels need to know of the device, and which tensors they cannot serve."""
 
 from dataclasses import dataclass

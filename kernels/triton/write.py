@@ -1,4 +1,4 @@
-# mypy: disable-error-code="import-untyped,no-untyped-def"
+# mypy: disable-error-code="no-untyped-def"
 """`write_kv`: the keys and values of a step's tokens go to their slots."""
 
 import torch
