@@ -16,6 +16,7 @@ from typing import Any
 
 import structlog
 
+from executor_svc.model.gguf_losses import check_losses
 from executor_svc.model.refusal import ModelRefused, check_complete, reason
 
 log = structlog.get_logger(__name__)
@@ -78,12 +79,12 @@ def convert(gguf_file: Path, directory: Path) -> None:
         model, report = loaded
         check_complete(gguf_file, report, model.state_dict())
         tokenizer = AutoTokenizer.from_pretrained(**place)
+        reader, config = _reader(gguf_file), model.config
+        check_losses(gguf_file, reader, config, tokenizer)
     except ModelRefused:
         raise
     except Exception as error:  # whatever readers of broken files raise
         raise ModelRefused(f"{gguf_file} cannot be converted: {reason(error)}") from error
-    reader, config = _reader(gguf_file), model.config
-    _check_rotation(gguf_file, reader, config)
     if hasattr(config, "quantization_config"):
         del config.quantization_config  # it speaks of the file, whose weights are plain ones now
     # The loaded object remembers that it was quantised and would refuse to be saved; a fresh one of its kind does not.
@@ -106,9 +107,10 @@ def _reader(gguf_file: Path) -> Any:
 
 
 def _dtype(reader: Any) -> str:
-    """The type of the file's matrices where it is a plain one."""
+    """The type of the file's matrices where it is a plain one; routers of experts are F32 beside any type."""
     types = {tensor.tensor_type.name for tensor in reader.tensors if len(tensor.shape) > 1}
-    return _PLAIN_DTYPES.get(types.pop(), "bfloat16") if len(types) == 1 else "bfloat16"
+    narrower = types - {"F32"} or types
+    return _PLAIN_DTYPES.get(narrower.pop(), "bfloat16") if len(narrower) == 1 else "bfloat16"
 
 
 def _add_whole_tokens(reader: Any, file: Path) -> None:
@@ -138,24 +140,6 @@ def _end_tokens(reader: Any) -> list[int]:
     """A file has an entry for each kind of end: of the text, of a turn, of a message. Transformers reads the first."""
     names = [f"tokenizer.ggml.{kind}_token_id" for kind in ("eos", "eot", "eom")]
     return sorted({int(reader.fields[name].contents()) for name in names if name in reader.fields})
-
-
-def _check_rotation(gguf_file: Path, reader: Any, config: Any) -> None:
-    """Of most architectures transformers does not read how a file scales its rotary positions."""
-    types = {name: field.contents() for name, field in reader.fields.items() if name.endswith(".rope.scaling.type")}
-    scaled = [name for name, value in types.items() if value != "none"]
-    scaled += [
-        tensor.name
-        for tensor in reader.tensors
-        if tensor.name.startswith(("rope_freqs", "rope_factors")) and (tensor.data != 1).any()
-    ]
-    parameters = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    kinds = {part.get("rope_type", "default") for part in [parameters, *parameters.values()] if isinstance(part, dict)}
-    if scaled and kinds <= {"default"}:
-        raise ModelRefused(
-            f"{gguf_file} scales its rotary positions ({scaled[0]}), which is lost when transformers reads a GGUF file "
-            f"of a {config.model_type}; use the model's safetensors"
-        )
 
 
 @contextlib.contextmanager
