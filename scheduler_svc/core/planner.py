@@ -29,6 +29,9 @@ class Planner:
         growing, blocks = self._grow()
         copies = self._sharing.copy_on_write(self._state.rows_of_step())
         preempted = self._settle()
+        if preempted:  # at once: samples that join may take the rows of the victims
+            kept = self._state.columns.tenancy[growing] > 0
+            growing, blocks, copies = growing[kept], blocks[kept], self._kept(copies)
         rows, num_tokens, num_single = self._schedule_running()
         if not (preempted or self._state.running_alone):
             started, chunks = self._admit(self._state.lease.tokens_per_step - int(num_tokens.sum()))
@@ -45,15 +48,14 @@ class Planner:
         self._await_result(rows[samples])
         self._note_peaks()
         ended, self._state.ended_rows = self._state.ended_rows, []
-        kept = self._state.columns.tenancy[growing] > 0
         return Plan(
             step=self._state.step,
             ended=ended,
             started=started,
             joined=joined,
-            appended_rows=growing[kept].astype(np.int32),
-            appended_blocks=blocks[kept],
-            copies=self._kept(copies),
+            appended_rows=growing.astype(np.int32),
+            appended_blocks=blocks,
+            copies=copies,
             rows=rows.astype(np.int32),
             num_tokens=num_tokens.astype(np.int32),
             samples=samples,
@@ -217,8 +219,6 @@ class Planner:
         """Without those of rows that were preempted after all."""
         tenancy = self._state.columns.tenancy
         kept = [i for i, row in enumerate(copies.rows) if tenancy[row] > 0]
-        if len(kept) == len(copies.rows):
-            return copies
         return Copies(
             [copies.rows[i] for i in kept], [copies.sources[i] for i in kept], [copies.destinations[i] for i in kept]
         )

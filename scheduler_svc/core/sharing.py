@@ -62,6 +62,7 @@ class Sharing:
             if leader.row not in sampling_rows:
                 self._state.leaders.append(leader)
                 continue
+            leader.held = [sample for sample in leader.held if sample.state is State.HELD]  # not those cancelled
             goes_on = leader.num_prompt + 1 < self._state.bound_in_row(leader)
             room = min(self._state.columns.num_free_rows, spare_blocks if goes_on else len(leader.held))
             room = 0 if leader.alone else max(room, 0)

@@ -160,3 +160,31 @@ def test_a_return_with_too_little_memory_ends_all_samples() -> None:
     assert set(map(id, run.scheduler.attach(Lease([1, 2], [0], 8, BLOCK_SIZE)))) == set(map(id, samples))
     assert all(sample.state is State.ENDED for sample in samples)
     assert run.scheduler.state.num_waiting == 0
+
+
+def test_a_sample_that_joins_in_the_row_of_a_victim_of_the_same_plan_gets_none_of_its_blocks() -> None:
+    # All but one of the first request's samples copy their last block in the second plan. Two of them must give way
+    # there, one with such a copy, and its row is taken at once by the second request's other sample.
+    run = Run(num_blocks=10, num_rows=5, tokens_per_step=16)
+    early, late = samples_of(list(range(15)), 4), samples_of(list(range(100, 108)), 2, max_tokens=1)
+    run.scheduler.submit(early[0])
+    run.scheduler.submit(late[0])
+    assert run.step().joined
+    victim = early[-2].row
+    assert [entry.row for entry in run.step().joined] == [victim]
+    assert victim in run.plans[-1].ended
+    assert victim not in run.plans[-1].copies.rows
+    run.to_the_end()
+    assert_exact(early, list(range(15)))
+    assert_exact(late, list(range(100, 108)), 1)
+
+
+def test_a_held_sample_that_is_cancelled_never_joins() -> None:
+    prompt, run = list(range(14)), Run(tokens_per_step=9)
+    samples = samples_of(prompt, 4)
+    run.scheduler.submit(samples[0])
+    run.step()
+    run.scheduler.cancel(samples[2])
+    run.to_the_end()
+    assert samples[2].token_ids == prompt
+    assert_exact([samples[0], samples[1], samples[3]], prompt)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from scheduler_svc.core.audit import audit
 from scheduler_svc.core.plan import Lease, Plan, Result
@@ -21,6 +21,25 @@ prompts = st.builds(
     st.integers(0, 24),
     st.lists(st.integers(0, 49), min_size=1, max_size=5),
 )
+leases = st.fixed_dictionaries(
+    {
+        "num_blocks": st.integers(12, 40),
+        "num_rows": st.integers(2, 10),
+        "budget": st.integers(1, 40),
+        "block_size": st.sampled_from([1, 4, 16]),
+        "max_model_len": st.sampled_from([40, 1000]),
+        "rope_switch_len": st.sampled_from([0, 0, 8, 21]),
+    }
+)
+requests = st.fixed_dictionaries(
+    {
+        "prompt": prompts,
+        "max_tokens": st.one_of(st.none(), st.integers(1, 20)),
+        "end_ids": st.sampled_from([(), (5,), (1, 2, 3, 4)]),
+        "salt": st.sampled_from(["", "a"]),
+        "num_samples": st.sampled_from([1, 2, 3, 4, 6]),
+    }
+)
 
 
 class Core(RuleBasedStateMachine):
@@ -31,18 +50,27 @@ class Core(RuleBasedStateMachine):
         self.scheduler = Scheduler()
         self.waiting_plans: list[Plan] = []
         self.sequences: list[Sequence] = []
+        self.leader_of: dict[Sequence, Sequence] = {}
+        self.cancelled: set[Sequence] = set()
         self.attached = False
 
-    @precondition(lambda self: not self.attached)
-    @rule(
-        num_blocks=st.integers(12, 30),
-        num_rows=st.integers(1, 5),
-        budget=st.integers(1, 40),
-        block_size=st.sampled_from([1, 4, 16]),
-        max_model_len=st.sampled_from([40, 1000]),
-        rope_switch_len=st.sampled_from([0, 0, 8, 21]),
+    @initialize(
+        prefix_caching=st.sampled_from([True, True, False]),
+        lease=leases,
+        several=st.lists(requests, min_size=2, max_size=6),
     )
-    def attach(
+    def begin(self, prefix_caching: bool, lease: dict, several: list[dict]) -> None:
+        self.scheduler = Scheduler(prefix_caching=prefix_caching)
+        self.attach(lease)
+        for request in several:
+            self.submit(request)
+
+    @precondition(lambda self: not self.attached)
+    @rule(lease=leases)
+    def attach(self, lease: dict) -> None:
+        self._attach(**lease)
+
+    def _attach(
         self, num_blocks: int, num_rows: int, budget: int, block_size: int, max_model_len: int, rope_switch_len: int
     ) -> None:
         # Ids as a lease may have them: without order, never 0.
@@ -65,14 +93,11 @@ class Core(RuleBasedStateMachine):
         self.waiting_plans.clear()
         self.attached = False
 
-    @rule(
-        prompt=prompts,
-        max_tokens=st.one_of(st.none(), st.integers(1, 20)),
-        end_ids=st.sampled_from([(), (5,), (1, 2, 3, 4)]),
-        salt=st.sampled_from(["", "a"]),
-        num_samples=st.sampled_from([1, 1, 2, 3, 6]),
-    )
-    def submit(
+    @rule(request=requests)
+    def submit(self, request: dict) -> None:
+        self._submit(**request)
+
+    def _submit(
         self, prompt: list[int], max_tokens: int | None, end_ids: tuple[int, ...], salt: str, num_samples: int
     ) -> None:
         name = f"r{len(self.sequences)}"
@@ -88,11 +113,24 @@ class Core(RuleBasedStateMachine):
             assert not self.scheduler.state.bound(first)
         else:
             self.sequences += samples
+            self.leader_of |= dict.fromkeys(samples[1:], first)
 
     @precondition(lambda self: self.sequences)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        self.scheduler.cancel(data.draw(st.sampled_from(self.sequences)))
+        self._cancel([data.draw(st.sampled_from(self.sequences))])
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data())
+    def cancel_all_samples(self, data: st.DataObject) -> None:
+        """As the engine does it: those that are held go before the one that holds them."""
+        name = data.draw(st.sampled_from(self.sequences)).request_id
+        self._cancel([sequence for sequence in reversed(self.sequences) if sequence.request_id == name])
+
+    def _cancel(self, sequences: list[Sequence]) -> None:
+        for sequence in sequences:
+            self.scheduler.cancel(sequence)
+            self.cancelled.add(sequence)
 
     @precondition(lambda self: self.attached and len(self.waiting_plans) < 2)
     @rule(times=st.integers(1, 3))
@@ -100,28 +138,41 @@ class Core(RuleBasedStateMachine):
         for _ in range(min(times, 2 - len(self.waiting_plans))):
             self._plan()
 
-    def _plan(self) -> None:
+    @precondition(lambda self: self.attached)
+    @rule(times=st.integers(1, 12), ahead=st.integers(1, 2))
+    def go_on(self, times: int, ahead: int) -> None:
+        for _ in range(times):
+            while len(self.waiting_plans) < ahead and self._plan():
+                pass
+            if self.waiting_plans:
+                self.apply(not_finite=False)
+
+    def _plan(self) -> bool:
         before = self._free_blocks()
-        running = set(self.scheduler.state.columns.running_rows().tolist())
+        running = self._running()
         plan = self.scheduler.plan()
         if plan is None:
-            return
+            return False
+        self.waiting_plans.append(plan)
         taken = set(plan.appended_blocks.tolist()) | {b for s in plan.started for b in s.blocks}
         taken |= set(plan.copies.destinations)
         shared = {b for s in plan.started for b in s.blocks[: s.num_computed // self.block_size]}
         assert taken - shared <= before, "a plan uses a block that was freed while it was made"
-        victims = running - set(self.scheduler.state.columns.running_rows().tolist())
-        assert not victims & set(plan.rows.tolist()), "a victim is in the plan"
+        victims = running - self._running()
+        computed = [self.scheduler.state.sequence_in(row) for row in plan.rows.tolist()]
+        assert not victims & set(computed), "a victim is in the plan"
         assert not (victims and plan.started), "a step that preempts admits nobody"
         assert plan.num_tokens.sum() <= self.lease.tokens_per_step
-        computed = [self.scheduler.state.sequence_in(row) for row in plan.rows.tolist()]
         if any(sequence.alone for sequence in computed):
             assert len(computed) == 1, "a sequence that must be alone has company"
-            self.waiting_plans.append(plan)
-            return
-        behind = running - victims - set(plan.rows.tolist())
+            return True
+        behind = {sequence.row for sequence in running - victims - set(computed)}
         assert not behind or self._budget_spent(plan) or self._nothing_to_do(behind)
-        self.waiting_plans.append(plan)
+        return True
+
+    def _running(self) -> set[Sequence]:
+        state = self.scheduler.state
+        return {state.sequence_in(row) for row in state.columns.running_rows().tolist()}
 
     def _free_blocks(self) -> set[int]:
         return {block for block in self.lease.block_ids if self.scheduler.state.cache.pool.is_free(block)}
@@ -149,6 +200,15 @@ class Core(RuleBasedStateMachine):
         audit(self.scheduler.state)
 
     @invariant()
+    def nobody_is_forgotten_or_comes_back(self) -> None:
+        assert all(sequence.state is State.ENDED for sequence in self.cancelled)
+        for sequence in self.sequences:
+            if sequence.state is State.HELD:
+                leader = self.leader_of[sequence]
+                assert sequence in leader.held
+                assert leader.state is State.WAITING or leader in self.scheduler.state.leaders
+
+    @invariant()
     def every_text_is_exact(self) -> None:
         for sequence in self.sequences:
             length = max(sequence.max_total, len(sequence.token_ids))
@@ -163,10 +223,10 @@ class Core(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Everything that is still wanted ends, in a bounded number of steps, and leaves no block behind."""
         if not self.attached:
-            self.attach(30, 4, 40, 4, 1000, 0)
+            self._attach(30, 4, 40, 4, 1000, 0)
         for _ in range(1000 + 600 * len(self.sequences)):
-            while len(self.waiting_plans) < 2 and (plan := self.scheduler.plan()) is not None:
-                self.waiting_plans.append(plan)
+            while len(self.waiting_plans) < 2 and self._plan():
+                pass
             if not self.waiting_plans:
                 break
             self.apply(not_finite=False)
