@@ -4,16 +4,27 @@ import io
 import zipfile
 from pathlib import Path
 
+import tokenizers
 from transformers import PreTrainedTokenizerBase
 
-from executor_svc.model.refusal import ModelRefused
+from executor_svc.model.refusal import ModelRefused, reason
 
-_NAMES = ("tokenizer_config.json", "config.json", "generation_config.json", "special_tokens_map.json")
+_NAMES = (
+    "tokenizer_config.json",
+    "config.json",
+    "generation_config.json",
+    "special_tokens_map.json",
+    "chat_template.json",
+)
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip can hold
 
 
 def make_bundle(directory: Path, tokenizer: PreTrainedTokenizerBase) -> bytes:
-    """Raises ModelRefused where the tokenizer has no fast form, which alone is a single file."""
+    """Raises ModelRefused where the tokenizer has no fast form, which alone is a single file, or no sound one."""
+    if not isinstance(tokenizer.chat_template, str | dict | None):
+        raise ModelRefused(
+            f"{directory}: chat_template in tokenizer_config.json is {tokenizer.chat_template}, not a text"
+        )
     files = {name: (directory / name).read_bytes() for name in _NAMES if (directory / name).is_file()}
     files |= {
         template.relative_to(directory).as_posix(): template.read_bytes()
@@ -21,6 +32,10 @@ def make_bundle(directory: Path, tokenizer: PreTrainedTokenizerBase) -> bytes:
         for template in directory.glob(pattern)
     }
     files["tokenizer.json"] = _tokenizer_json(directory, tokenizer)
+    try:
+        tokenizers.Tokenizer.from_buffer(files["tokenizer.json"])
+    except ValueError as error:
+        raise ModelRefused(f"{directory}: the tokenizer cannot be read back: {reason(error)}") from error
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, content in sorted(files.items()):

@@ -9,7 +9,13 @@ from typing import Any
 
 from executor_svc.model.refusal import ModelRefused
 
-_SETTINGS = ("config.json", "generation_config.json", "tokenizer_config.json")
+_SETTINGS = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.json",
+)
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 
@@ -66,18 +72,21 @@ def _weight_files(directory: Path) -> Iterator[Path]:
 def _read_header(file: Path) -> dict[str, StoredTensor]:
     """A header of JSON behind its length in 8 bytes; then the tensors, which end where the file does."""
     broken = f"{file} is cut short or is no safetensors file; copy or download it again"
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        if not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
-            raise ModelRefused(broken)
-        text = stream.read(length)
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
+                raise ModelRefused(broken)
+            text = stream.read(length)
+    except OSError as error:
+        raise ModelRefused(f"{file} cannot be read: {error.strerror}") from error
     try:
         header = json.loads(text)
         header.pop("__metadata__", None)
         tensors = {name: StoredTensor(entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()}
         end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise ModelRefused(broken) from error
     if 8 + length + end != size:
         raise ModelRefused(f"{file} has {size} bytes where its header names {8 + length + end}; copy it again")
@@ -87,7 +96,7 @@ def _read_header(file: Path) -> dict[str, StoredTensor]:
 def _read_object(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelRefused(f"{file} cannot be read as JSON: {error}") from error
     if not isinstance(content, dict):
         raise ModelRefused(f"{file} holds a {type(content).__name__} where an object belongs")

@@ -69,7 +69,7 @@ def load(settings: ExecutorSettings) -> LoadedModel:
         model,
         tokenizer,
         directory,
-        served_name=settings.served_name or Path(name).name.removesuffix(".gguf"),
+        served_name=settings.served_name or loading.name_of(name),
         max_model_len=max_model_len,
         block_size=settings.block_size,
     )

@@ -40,7 +40,13 @@ def refuse_foreign_kernels() -> None:
 
 def find_directory(model: str, cache_dir: Path, *, trust_remote_code: bool) -> Path:
     """`model` is a directory, a .gguf file (converted first) or a hub id (downloaded first). Raises ModelRefused."""
-    path = Path(model).expanduser()
+    try:
+        path = Path(model).expanduser()
+        path.stat()
+    except FileNotFoundError:
+        pass
+    except (OSError, RuntimeError, ValueError) as error:  # too long, not to be entered, the home of nobody
+        raise ModelRefused(f"model {model[:100]} is not to be found: {error}") from error
     if path.is_dir():
         return path
     if path.is_file():
@@ -59,6 +65,12 @@ def find_directory(model: str, cache_dir: Path, *, trust_remote_code: bool) -> P
         raise ModelRefused(f"model {model} is no directory here, and the hub does not give it: {error}") from error
 
 
+def name_of(model: str) -> str:
+    """What clients know `model` by, unless they are told another name: as `find_directory` takes it."""
+    path = Path(model).expanduser()
+    return (path.resolve() if path.exists() else path).name.removesuffix(".gguf")
+
+
 def load_config(directory: Path, *, trust_remote_code: bool) -> PreTrainedConfig:
     """The configuration of a model that generates text. Raises ModelRefused."""
     try:
@@ -67,6 +79,11 @@ def load_config(directory: Path, *, trust_remote_code: bool) -> PreTrainedConfig
         )
     except Exception as error:  # whatever a model's own checks raise
         raise ModelRefused(f"{directory}: config.json cannot be used: {reason(error)}") from error
+    names = config.architectures or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ModelRefused(
+            f"{directory}: architectures in config.json is {str(names)[:80]}; it must be a list of names"
+        )
     if config.is_encoder_decoder:
         raise ModelRefused(f"{directory} is an encoder with a decoder ({config.model_type}); only decoders are served")
     return config

@@ -29,6 +29,8 @@ def prepare(directory: Path, config: PreTrainedConfig, stored: Mapping[str, Stor
     if not isinstance(quantization, dict):
         quantization = quantization.to_dict()
     method = _method(directory, quantization)
+    if method == "compressed-tensors":
+        _check_schemes(directory, quantization)
     package = _PACKAGES.get(method)
     if package is not None and find_spec(package) is None:
         raise ModelRefused(
@@ -72,9 +74,27 @@ def _check_plain(directory: Path, stored: Mapping[str, StoredTensor]) -> None:
             )
 
 
+def _check_schemes(directory: Path, quantization: Mapping[str, Any]) -> None:
+    groups = quantization.get("config_groups") or {}
+    schemes = list(groups.values()) if isinstance(groups, dict) else [groups]
+    parts = [
+        scheme.get(f"{what}_activations")
+        for scheme in schemes
+        if isinstance(scheme, dict)
+        for what in ("input", "output")
+    ]
+    if not all(isinstance(scheme, dict) for scheme in schemes) or not all(
+        isinstance(part, dict | None) for part in parts
+    ):
+        raise ModelRefused(
+            f"{directory}: quantization_config.config_groups in config.json is not made of objects, so it does not say "
+            "how its weights are to be read"
+        )
+
+
 def _schemes(quantization: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     groups = quantization.get("config_groups") or {}
-    return (group for group in groups.values() if isinstance(group, dict))
+    return iter(groups.values())
 
 
 def _leaves_activations(quantization: Mapping[str, Any]) -> bool:

@@ -1,8 +1,8 @@
 """The tokenizer's bundle: what the executor sends, opened with care.
 
 A bundle is a flat zip of tokenizer.json, tokenizer_config.json, config.json, generation_config.json,
-special_tokens_map.json and chat templates. It comes from another process, so nothing in it is trusted: not its
-number of entries, not the sizes it states, not its JSON.
+special_tokens_map.json, chat_template.json and templates in files of their own. It comes from another process, so
+nothing in it is trusted: not its number of entries, not the sizes it states, not its JSON.
 """
 
 import io

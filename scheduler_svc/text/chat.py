@@ -26,7 +26,7 @@ _CLOCK = "render clock"
 def chat_template_source(bundle: Bundle, tokenizer_config: dict[str, Any]) -> str | None:
     """The bundle's default template, None where it has none.
 
-    chat_template.jinja goes before tokenizer_config.json (one template, or a list of named ones), and that before
+    chat_template.jinja goes before tokenizer_config.json (one template, or several with names), and that before
     chat_template.json.
     """
     source = bundle.text("chat_template.jinja")
@@ -135,6 +135,8 @@ def _default_template(value: Any) -> str | None:
     if isinstance(value, list):
         named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
         value = named.get("default")
+    elif isinstance(value, dict):
+        value = value.get("default")
     if value is not None and not isinstance(value, str):
         raise BadBundle(f"the model's chat template is a {type(value).__name__}, not a text")
     return value

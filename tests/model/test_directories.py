@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from executor_svc.model.load import load
 from executor_svc.model.loading import find_directory
 from executor_svc.model.refusal import ModelRefused
+from scheduler_svc.text.tokenizer import Tokenizer
 from tests.model.conftest import MAX_ROWS, Model, random_ids, settings_for
 from tests.model.driver import Driver
 from tests.model.test_margin import NUM_OUTPUTS, assert_margin, greedy
@@ -81,6 +82,8 @@ def name_in_index(directory: Path, file: str) -> None:
         (lambda d: cut(d / SECOND, 300), f"{SECOND} is cut short"),
         (lambda d: cut(d / SECOND, 0), f"{SECOND} is cut short"),
         (lambda d: (d / SECOND).write_bytes(b"\x02" + bytes(7) + b"[]"), f"{SECOND} is cut short"),
+        (lambda d: (d / SECOND).write_bytes((1 << 17).to_bytes(8, "little") + b"[" * (1 << 17)), "is cut short"),
+        (lambda d: ((d / SECOND).unlink(), (d / SECOND).mkdir()), f"{SECOND} cannot be read"),
         (lambda d: name_in_index(d, "../elsewhere.safetensors"), "no .safetensors file of that directory"),
         (lambda d: name_in_index(d, "/etc/model.safetensors"), "no .safetensors file of that directory"),
         (lambda d: name_in_index(d, "pytorch_model.bin"), "no .safetensors file of that directory"),
@@ -97,6 +100,10 @@ def test_files_that_do_not_make_one_whole_model_are_refused(directory, damage, r
         load(settings_for(directory))
 
 
+def compressed(groups) -> dict:
+    return {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": groups}}
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -107,6 +114,12 @@ def test_files_that_do_not_make_one_whole_model_are_refused(directory, damage, r
         ({"num_hidden_layers": 1}, "holds more .* model.layers.1"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "those of LlamaForSequenceClassification"),
         ({"architectures": ["MistralForCausalLM"]}, "those of MistralForCausalLM"),
+        ({"architectures": "LlamaForCausalLM"}, "architectures .* must be a list of names"),
+        ({"architectures": 5}, "architectures .* must be a list of names"),
+        ({"architectures": [["LlamaForCausalLM"]]}, "architectures .* must be a list of names"),
+        (compressed(["group_0"]), "config_groups .* not made of objects"),
+        (compressed({"group_0": 4}), "config_groups .* not made of objects"),
+        (compressed({"group_0": {"input_activations": "int8"}}), "config_groups .* not made of objects"),
         ({"model_type": "nothing"}, "config.json cannot be used: .*nothing"),
         ({"model_type": ...}, "config.json cannot be used: .*model_type"),
         ({"is_encoder_decoder": True}, "only decoders are served"),
@@ -130,8 +143,17 @@ def test_an_architecture_that_is_missing_or_unknown_is_that_of_the_model_type(di
     assert load(settings_for(directory)).facts.architecture == "LlamaForCausalLM"
 
 
-@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json"])
-@pytest.mark.parametrize("content", ["{", "[]", ""])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "config.json",
+        "generation_config.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "chat_template.json",
+    ],
+)
+@pytest.mark.parametrize("content", ["{", "[]", "", "[" * 100_000], ids=["open", "list", "empty", "deep"])
 def test_settings_that_cannot_be_read_are_refused_by_name(directory, name, content):
     (directory / name).write_text(content)
     assert name in refusal(directory)
@@ -147,6 +169,32 @@ def test_the_type_that_weights_were_saved_in_is_found_under_its_old_name_too(dir
     edit_json(directory / "config.json", **{"dtype": ..., key: "bfloat16"})
     edit_weights(directory, lambda weights: weights.update({k: w.bfloat16() for k, w in weights.items()}))
     assert load(settings_for(directory, dtype="auto")).facts.dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("place", [".", "../llama", "here"])
+def test_a_model_is_named_after_its_directory_however_that_is_written(directory, monkeypatch, place):
+    monkeypatch.chdir(directory)
+    model = directory if place == "here" else place
+    assert load(settings_for(model)).facts.name == "llama"
+
+
+@pytest.mark.parametrize("template", [5, True, ["no name"]])
+def test_a_chat_template_that_is_no_text_is_refused_before_a_scheduler_gets_it(directory, template):
+    edit_json(directory / "tokenizer_config.json", chat_template=template)
+    assert "tokenizer" in refusal(directory)
+
+
+def test_a_tokenizer_that_a_scheduler_could_not_read_is_refused(directory):
+    content = json.loads((directory / "tokenizer.json").read_text())
+    content["model"]["vocab"]["far"] = 2**32 - 1
+    (directory / "tokenizer.json").write_text(json.dumps(content))
+    assert "the tokenizer cannot be read back" in refusal(directory)
+
+
+def test_the_template_of_a_processor_reaches_the_scheduler(directory):
+    (directory / "chat_template.json").write_text(json.dumps({"chat_template": "{{ messages[0].content }}"}))
+    tokenizer = Tokenizer.from_bundle(load(settings_for(directory)).bundle)
+    assert tokenizer.encode_chat([{"role": "user", "content": "hi"}]) == tokenizer.encode("hi")
 
 
 def test_weights_that_are_not_numbers_are_refused(directory):
@@ -249,6 +297,8 @@ def test_code_that_comes_with_a_model_is_run_when_asked(remote, tiny_directories
     [
         ("nobody/nothing", "is no directory here, and the hub does not give it"),
         ("not a name!", "is no directory here, and the hub does not give it"),
+        ("a" * 300, "is not to be found: .*too long"),
+        ("~nobody-here/model", "is not to be found: .*home"),
     ],
 )
 def test_a_hub_id_that_cannot_be_had_is_refused(monkeypatch, tmp_path, model, reason):

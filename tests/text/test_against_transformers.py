@@ -135,6 +135,7 @@ def test_a_longer_chat_begins_with_the_ids_of_the_shorter(tmp_path: Path) -> Non
     ("config", "files"),
     [
         ({"chat_template": [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "yes"}]}, {}),
+        ({"chat_template": {"tool_use": "no", "default": "yes"}}, {}),
         ({"chat_template": "no"}, {"chat_template.jinja": "yes"}),
         ({}, {"chat_template.jinja": "yes"}),
     ],
