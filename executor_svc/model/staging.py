@@ -98,9 +98,12 @@ class Staging:
 
     def _allocate(self, num_bytes: int) -> None:
         self._wait_for_copy()
-        self._on_host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=self._copied is not None)
         on_host = self._device.type == "cpu"
-        self._on_device = self._on_host if on_host else torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+        with torch.inference_mode(False):  # what is made in that mode cannot be written to outside of it
+            self._on_host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=self._copied is not None)
+            self._on_device = (
+                self._on_host if on_host else torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+            )
 
 
 class Readback:

@@ -45,3 +45,11 @@ def test_results_are_not_overwritten_by_later_ones():
     readback.read([source + 10, source > 9])
     assert first.tolist() == [0, 1, 2, 3]
     assert flags.tolist() == [False, False, True, True]
+
+
+def test_a_buffer_that_grew_within_a_step_is_written_to_between_steps():
+    """A step works in torch's inference mode; rows begin and are forked outside of it."""
+    staging = Staging(torch.device("meta"))
+    with torch.inference_mode():
+        staging.to_device({"tables": np.zeros(1 << 18, np.int32)})
+    assert staging.to_device({"parents": np.zeros(3, np.int64)})["parents"].shape == (3,)
