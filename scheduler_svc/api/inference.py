@@ -32,23 +32,26 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         generation = await self._accepted(request, deadline)
         streams = request.stream or not request.HasField("stream")
         held: defaultdict[int, list[Delta]] = defaultdict(list)
+        unfinished = generation.num_samples
         deltas = self._engine.generate(generation)
         sending = False
         # While this waits for tokens, `bounded` ends it; while it waits for a reader who has stopped, this does.
         expiry = deadline.call(lambda: self._close(deltas) if sending else None)
         try:
             while (delta := await deadline.bounded(anext(deltas, None))) is not None:
-                if streams:
-                    sending = True
-                    yield to_response(generation.request_id, delta)
-                    sending = False
-                else:
+                unfinished -= delta.finish is not None
+                if not streams:
                     held[delta.index].append(delta)
-                if delta.finish is None:
-                    # An answer that was closed meanwhile must not look like one that has ended.
+                    if delta.finish is None:
+                        deadline.check()
+                        continue
+                    delta = merge(held.pop(delta.index))
+                sending = True
+                yield to_response(generation.request_id, delta)
+                sending = False
+                if unfinished:
+                    # Answers that were closed meanwhile must not look like ones that have ended.
                     deadline.check()
-                elif not streams:
-                    yield to_response(generation.request_id, merge(held.pop(delta.index)))
         finally:
             expiry.cancel()
             await deltas.aclose()

@@ -16,7 +16,7 @@ from paged.client import (
     generate_request,
 )
 from paged.v1 import inference_pb2, inference_pb2_grpc
-from scheduler_svc.requests import Delta
+from scheduler_svc.requests import Delta, Finish, Usage
 from scheduler_svc.settings import SchedulerSettings
 from tests.api.scripted_engine import ANSWER, ScriptedEngine, forever
 
@@ -191,13 +191,22 @@ class TestServersLimit:
             await collect(client)
         assert engine.live == set()
 
-    async def test_the_servers_limit_frees_an_answer_that_nobody_reads(
-        self, address: str, engine: ScriptedEngine
+    @pytest.mark.parametrize(
+        ("streams", "num_samples"), [(True, 1), (True, 100), (False, 100)], ids=["stream", "samples", "whole samples"]
+    )
+    async def test_the_servers_limit_frees_answers_that_nobody_reads(
+        self, address: str, engine: ScriptedEngine, streams: bool, num_samples: int
     ) -> None:
         engine.script = [Delta("x" * 65536)] * 1000
+        if num_samples > 1:
+            engine.script = [
+                Delta("x" * 65536, finish=Finish(), usage=Usage(1, 1, 0), index=index) for index in range(num_samples)
+            ]
         async with grpc.aio.insecure_channel(address) as channel:
             stub: Any = inference_pb2_grpc.InferenceServiceStub(channel)
-            call = stub.Generate(generate_request("hi"))
+            request = generate_request("hi", n=num_samples)
+            request.stream = streams
+            call = stub.Generate(request)
             await call.read()
             await asyncio.wait_for(engine.ended.get(), SOON_S)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
