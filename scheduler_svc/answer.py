@@ -67,6 +67,11 @@ class Answer:
             return "finished"
         return "cancelled" if self._error is None or isinstance(self._error, RequestAborted) else "failed"
 
+    @property
+    def error(self) -> PagedError | None:
+        """What has ended it, if not its last token."""
+        return self._error
+
     def fail(self, error: PagedError) -> None:
         """End with an error instead of a last delta. Harmless if the answer is over."""
         if not self.is_over:

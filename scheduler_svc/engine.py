@@ -263,7 +263,8 @@ class Engine:
 
     async def on_attached(self, attached: pb.Attached, session: ExecutorSession, hopeless: list[Sequence]) -> None:
         for sequence in hopeless:
-            sequence.owner.fail(Unavailable("the executor that has come back has too little memory for this request"))
+            error = Unavailable("the executor that has come back has too little memory for this request")
+            self._fail(self._requests[sequence.request_id], error)
         if self.model is not None and self.model.fingerprint != attached.model.fingerprint:
             log.warning("model_changed", old=self.model.fingerprint, new=attached.model.fingerprint)
             self.fail_all(Unavailable("the executor that has come back serves another model"))
@@ -297,20 +298,24 @@ class Engine:
         while self._dirty:
             answer = self._dirty.popleft()
             answer.is_dirty = False
-            self._take(answer)
-            if answer.is_over:
-                self._scheduler.cancel(answer.sequence)  # a stop string: the core does not know yet
+            if not answer.is_over:
+                self._take(answer)
             if time.perf_counter() > end:
                 break
         if self._dirty:
             asyncio.get_running_loop().call_soon(self._serve_answers)
 
     def _take(self, answer: Answer) -> None:
+        request_id = answer.sequence.request_id
         try:
             answer.take()
         except Exception:  # a fault of ours in one text must not stop the others
-            log.exception("text_failed", request=answer.sequence.request_id)
+            log.exception("text_failed", request=request_id)
             answer.fail(RequestFailed("the text could not be made"))
+        if answer.error is not None:
+            self._fail(self._requests[request_id], answer.error)  # the other samples are of no use now
+        elif answer.is_over:
+            self._scheduler.cancel(answer.sequence)  # a stop string: the core does not know yet
 
     # --- without an executor ---
 

@@ -225,9 +225,10 @@ class SimulatedRunner:
         return failing
 
     def _rows_of(self, fault: ScriptedFault, step: Step) -> Int32s:
+        rows = np.union1d(step.rows, step.drawing_rows)
         if fault.row_of_prompt is None:
-            return step.rows
-        special = step.rows[self._rows.special[step.rows]]
+            return rows
+        special = rows[self._rows.special[rows]]
         return np.array([row for row in special if self._rows.prompt[row] == fault.row_of_prompt], np.int32)
 
 

@@ -162,6 +162,7 @@ class CoreState:
             if sample.state is State.HELD:
                 sample.state = State.WAITING
                 sample.max_total = leader.max_total
+                sample.num_cached = leader.num_cached  # of their request, which is counted once
                 self.queue.push_front(sample)
         leader.held = []
 

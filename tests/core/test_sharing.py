@@ -96,6 +96,10 @@ def test_samples_without_a_row_wait_and_find_the_prompt_in_the_cache() -> None:
     run.to_the_end()
     assert_exact(samples, prompt)
     assert run.num_computed <= 20 + 3 * BLOCK_SIZE + 5 * 5
+    # Their request is counted once, and what it finds of itself is nothing that others had left.
+    assert [sample.num_cached for sample in samples] == [0] * 5
+    counters = run.scheduler.state.counters
+    assert (counters.prompt_tokens, counters.cached_prompt_tokens) == (20, 0)
 
 
 def test_samples_without_blocks_wait() -> None:

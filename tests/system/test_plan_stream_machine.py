@@ -38,20 +38,24 @@ class Call:
     """One request, what has come of it, and what must."""
 
     def __init__(self, engine: Engine, request: GenerationRequest) -> None:
-        self.ids: list[int] = []
-        self.expected = simulated_continuation(
-            request.prompt_ids,
-            request.max_tokens or 0,
-            vocab_size=VOCAB_SIZE,
-            temperature=request.sampling.temperature,
-            seed=request.sampling.seed,
-        )
+        self.ids: list[list[int]] = [[] for _ in range(request.num_samples)]
+        self.expected = [
+            simulated_continuation(
+                request.prompt_ids,
+                request.max_tokens or 0,
+                vocab_size=VOCAB_SIZE,
+                temperature=request.sampling.temperature,
+                seed=request.sampling.seed,
+                index=index,
+            )
+            for index in range(request.num_samples)
+        ]
         self.task = asyncio.ensure_future(self._collect(engine, request))
 
     async def _collect(self, engine: Engine, request: GenerationRequest) -> None:
         async with contextlib.aclosing(engine.generate(request)) as deltas:
             async for delta in deltas:
-                self.ids += delta.token_ids
+                self.ids[delta.index] += delta.token_ids
 
 
 class PlanStream(RuleBasedStateMachine):
@@ -78,11 +82,18 @@ class PlanStream(RuleBasedStateMachine):
     def _run(self, work: Coroutine[Any, Any, Any]) -> None:
         self.loop.run_until_complete(work)
 
-    @rule(prompt=prompts, max_tokens=st.integers(1, 60), seed=st.integers(0, 3))
-    def submit(self, prompt: list[int], max_tokens: int, seed: int) -> None:
+    @rule(
+        prompt=prompts,
+        max_tokens=st.integers(1, 60),
+        seed=st.integers(0, 3),
+        num_samples=st.sampled_from([1, 2, 3, 7]),
+    )
+    def submit(self, prompt: list[int], max_tokens: int, seed: int, num_samples: int) -> None:
         self.num_requests += 1
         sampling = Sampling(temperature=float(seed > 0), seed=seed)
-        request = GenerationRequest(f"r{self.num_requests}", prompt, sampling, max_tokens, ignore_eos=True)
+        request = GenerationRequest(
+            f"r{self.num_requests}", prompt, sampling, max_tokens, ignore_eos=True, num_samples=num_samples
+        )
         self._run(self._submit(request))
 
     async def _submit(self, request: GenerationRequest) -> None:
@@ -120,7 +131,7 @@ class PlanStream(RuleBasedStateMachine):
     @invariant()
     def every_text_is_exact(self) -> None:
         for call in self.calls:
-            assert call.ids == call.expected[: len(call.ids)]
+            assert all(ids == right[: len(ids)] for ids, right in zip(call.ids, call.expected, strict=True))
 
     def teardown(self) -> None:
         try:
@@ -139,7 +150,7 @@ class PlanStream(RuleBasedStateMachine):
         while scheduler.state.num_running or scheduler.state.in_flight:
             await asyncio.sleep(0.01)
         audit_idle(scheduler.state)
-        assert len(self.engine._answers) == 0
+        assert len(self.engine._requests) == 0
 
 
 base = settings(deadline=None, stateful_step_count=25, suppress_health_check=list(HealthCheck), print_blob=True)

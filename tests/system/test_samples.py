@@ -1,14 +1,22 @@
 """Several samples of one prompt, through the whole system."""
 
 import asyncio
+import contextlib
 import random
 from dataclasses import replace
 
 import pytest
 
 from paged.client import Client, InvalidRequestError
+from scheduler_svc.core.sequence import Sampling
+from scheduler_svc.engine import Engine
+from scheduler_svc.errors import RequestFailed
+from scheduler_svc.requests import GenerationRequest
+from scheduler_svc.settings import SchedulerSettings
+from tests.processes import start_executor
 from tests.system.conftest import System
 from tests.system.requests import Call, answers, idle_load, mixed_calls, ready
+from tests.system.test_scripted import script
 
 
 async def test_each_sample_is_exact_in_a_pool_too_small_whoever_goes_away(system: System) -> None:
@@ -74,3 +82,31 @@ async def test_a_prompt_with_samples_is_computed_and_stored_once(system: System)
             await client.complete_samples(prompt, n=129)
         with pytest.raises(TypeError, match="complete_samples"):
             await client.complete(prompt, n=2)
+
+
+async def test_an_error_in_one_sample_ends_the_others_though_nobody_reads(system: System) -> None:
+    prompt = [1, 2, 3]
+    script(system, faults=[{"kind": "not_finite", "row_of_prompt": prompt, "step": 5}])
+    # Two samples meet the fault; the third would be computed after them.
+    flags = ["--simulate", "--max-rows", "2", "--simulate-fixed-us", "2000", *system.executor_flags]
+    system.services.append(executor := start_executor(system.directory, *flags))
+    settings = SchedulerSettings(
+        executor_endpoint=executor.wait_until_ready().address, cache_dir=system.directory / "cache"
+    )
+    engine = Engine(settings)
+    driving = asyncio.ensure_future(engine.run())
+    async with asyncio.timeout(20):
+        while not engine.ready:
+            await asyncio.sleep(0.01)
+        request = GenerationRequest("r", prompt, Sampling(), max_tokens=2000, ignore_eos=True, num_samples=3)
+        async with contextlib.aclosing(engine.generate(request)) as deltas:
+            await anext(deltas)
+            while engine.load().running_sequences or engine.load().waiting_sequences:
+                await asyncio.sleep(0.01)
+            assert engine.load().generated_tokens == 2 * 4
+            with pytest.raises(RequestFailed, match="not finite"):
+                async for _ in deltas:
+                    pass
+        assert engine.load().failed_requests == 1
+    driving.cancel()
+    await asyncio.wait([driving])
