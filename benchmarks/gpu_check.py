@@ -26,7 +26,7 @@ SECTIONS = (
     Section("no_sync", 35),
     Section("bandwidth", 55),
     Section("peers", 40),
-    Section("tables", 20),
+    Section("tables", 25),
     Section("steps", 110),
 )
 IMPORTED_ONCE = ("benchmarks.gpu.kernels", "benchmarks.gpu.steps")  # on a CPU, where sections begin as forks

@@ -34,6 +34,45 @@ def paged_attention(
 
     Both products are computed in q's dtype where the cache has the same, else in fp32; sums are fp32.
     """
+    tensors = q, key_cache, value_cache, block_tables, query_start, context_lens
+    tile, splits = tile_and_splits(*tensors, window=window, soft_cap=soft_cap, sinks=sinks)
+    return attend(*tensors, scale=scale, window=window, soft_cap=soft_cap, sinks=sinks, tile=tile, splits=splits)
+
+
+def contiguous_attention(
+    q: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    query_start: torch.Tensor,
+    context_lens: torch.Tensor,
+    *,
+    scale: float,
+) -> torch.Tensor:
+    """`paged_attention` without a table, to measure what a table costs: nothing that is served calls it.
+
+    Of `block_tables` only the shape is looked at, `[num_rows, w]`: row i has the w blocks from i * w on, in order.
+    """
+    tensors = q, key_cache, value_cache, block_tables, query_start, context_lens
+    tile, splits = tile_and_splits(*tensors, window=None, soft_cap=None, sinks=None)
+    return attend(
+        *tensors, scale=scale, window=None, soft_cap=None, sinks=None, tile=tile, splits=splits, has_table=False
+    )
+
+
+def tile_and_splits(
+    q: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    query_start: torch.Tensor,
+    context_lens: torch.Tensor,
+    *,
+    window: int | None,
+    soft_cap: float | None,
+    sinks: torch.Tensor | None,
+) -> tuple[Tile, int]:
+    """What a batch of these shapes is best computed with. Raises KernelInputError for one that cannot be."""
     check_attention(q, key_cache, value_cache, block_tables, query_start, context_lens, window, soft_cap, sinks)
     device = check_device(q.device, q.dtype, key_cache.dtype)
     named = {"q": q, "key_cache": key_cache, "value_cache": value_cache, "block_tables": block_tables}
@@ -53,11 +92,7 @@ def paged_attention(
     longest = table_width * block_size if window is None else min(table_width * block_size, window + tile.queries - 1)
     likely_tiles = max(num_rows, -(-num_tokens // tile.queries))
     num_programs = likely_tiles * num_kv_heads * -(-group // tile.heads)
-    splits = num_splits(num_programs, longest, device.num_processors)
-    return attend(
-        q, key_cache, value_cache, block_tables, query_start, context_lens,
-        scale=scale, window=window, soft_cap=soft_cap, sinks=sinks, tile=tile, splits=splits,
-    )  # fmt: skip
+    return tile, num_splits(num_programs, longest, device.num_processors)
 
 
 def dot_dtype(q: torch.Tensor, key_cache: torch.Tensor) -> torch.dtype:
@@ -78,8 +113,12 @@ def attend(
     sinks: torch.Tensor | None,
     tile: Tile,
     splits: int,
+    has_table: bool = True,
 ) -> torch.Tensor:
-    """`paged_attention` of checked arguments with a given tile, each context in `splits` parts."""
+    """`paged_attention` of checked arguments with a given tile, each context in `splits` parts.
+
+    `has_table` False: as `contiguous_attention`.
+    """
     num_tokens, num_heads, _ = q.shape
     value_dim = value_cache.shape[3]
     out = q.new_empty(num_tokens, num_heads, value_dim)
@@ -92,17 +131,19 @@ def attend(
         parts = q.new_empty(num_tokens, num_heads, splits, value_dim, dtype=torch.float32)
         tops, totals = q.new_empty(2, num_tokens, num_heads, splits, dtype=torch.float32)
     score_scale, score_cap = score_factors(scale, soft_cap)
+    tables, table_stride = (block_tables, block_tables.stride(0)) if has_table else (None, table_width)
     grid = (
         num_tiles(tile, num_tokens, num_rows),
         key_cache.shape[2] * -(-constants["GROUP"] // tile.heads),
         splits,
     )
     attention_kernel[grid](
-        q, key_cache, value_cache, block_tables, query_start, context_lens, sinks, parts, tops, totals,
+        q, key_cache, value_cache, tables, query_start, context_lens, sinks, parts, tops, totals,
         score_scale, score_cap, window or 0, min(table_width * key_cache.shape[1], MAX_CONTEXT),
         num_tokens, num_rows, splits,
-        *q.stride()[:2], *key_cache.stride()[:3], *value_cache.stride()[:3], block_tables.stride(0),
-        HAS_WINDOW=window is not None, HAS_CAP=soft_cap is not None, HAS_SINKS=sinks is not None, SPLIT=splits > 1,
+        *q.stride()[:2], *key_cache.stride()[:3], *value_cache.stride()[:3], table_stride,
+        HAS_TABLE=has_table, HAS_WINDOW=window is not None, HAS_CAP=soft_cap is not None, HAS_SINKS=sinks is not None,
+        SPLIT=splits > 1,
         **constants, num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=True, maxnreg=tile.registers,
     )  # fmt: skip
     if splits > 1:

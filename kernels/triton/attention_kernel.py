@@ -53,9 +53,16 @@ def finite_or_zero(top):
 
 
 @triton.jit
-def load_blocks(table, position, end, BLOCK_SIZE: tl.constexpr):
-    """The block of each position. From `end` on nothing is read, neither entry nor slot: both may hold anything."""
-    return tl.load(table + position // BLOCK_SIZE, mask=position < end, other=0).to(tl.int64)
+def blocks_of(table, position, end, BLOCK_SIZE: tl.constexpr, HAS_TABLE: tl.constexpr):
+    """The block of each position. From `end` on nothing is read, neither entry nor slot: both may hold anything.
+
+    `table` is the row's, or without tables the row's first block, behind which its others lie in order.
+    """
+    if HAS_TABLE:
+        block = tl.load(table + position // BLOCK_SIZE, mask=position < end, other=0).to(tl.int64)
+    else:
+        block = table + position // BLOCK_SIZE
+    return block
 
 
 @triton.jit(
@@ -65,7 +72,7 @@ def attention_kernel(
     q,
     key_cache,
     value_cache,
-    block_tables,
+    block_tables,  # None without HAS_TABLE: row i has the blocks from i * table_stride on
     query_start,
     context_lens,
     sinks,
@@ -88,6 +95,7 @@ def attention_kernel(
     value_slot_stride,
     value_head_stride,
     table_stride,
+    HAS_TABLE: tl.constexpr,  # always, but to measure what a table costs
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
@@ -149,20 +157,20 @@ def attention_kernel(
 
     q_row = q + token.to(tl.int64) * q_token_stride + head.to(tl.int64) * q_head_stride
     queries = tl.load(q_row[:, None] + d[None, :], mask=used[:, None] & (d < HEAD_DIM)[None, :], other=0.0).to(DOT)
-    table = block_tables + row.to(tl.int64) * table_stride
+    table = block_tables + row.to(tl.int64) * table_stride if HAS_TABLE else row.to(tl.int64) * table_stride
     keys_of_head = key_cache + kv_head.to(tl.int64) * key_head_stride
     values_of_head = value_cache + kv_head.to(tl.int64) * value_head_stride
 
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     attended = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
-    next_block = load_blocks(table, begin + tl.arange(0, TILE_N), end, BLOCK_SIZE)
+    next_block = blocks_of(table, begin + tl.arange(0, TILE_N), end, BLOCK_SIZE, HAS_TABLE)
     for base in tl.range(begin, end, TILE_N):
         position = base + tl.arange(0, TILE_N)
         live = position < end
         # The table is read one step ahead: keys that wait for it in their own step could not be fetched early.
         block = next_block
-        next_block = load_blocks(table, position + TILE_N, end, BLOCK_SIZE)
+        next_block = blocks_of(table, position + TILE_N, end, BLOCK_SIZE, HAS_TABLE)
         offset = (position % BLOCK_SIZE).to(tl.int64)
 
         key_row = keys_of_head + block * key_block_stride + offset * key_slot_stride

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks import gpu_check
 from benchmarks.gpu import kernels as kernel_section
-from benchmarks.gpu import models, peers
+from benchmarks.gpu import models, peers, tables
 from benchmarks.gpu.backends import REFERENCE
 from benchmarks.gpu.batches import Heads
 from benchmarks.gpu.compare import distance
@@ -181,6 +181,13 @@ def test_a_peer_with_other_results_is_not_timed(monkeypatch):
     monkeypatch.setattr(peers, "checked_backend", lambda device: wrong)
     with pytest.raises(ValueError, match="sdpa and ours differ"):
         peers.against_peers(shape, CPU)
+
+
+def test_a_variant_without_a_table_that_has_other_results_is_not_timed(monkeypatch):
+    wrong = backend_with(paged_attention=hides_the_last_token)
+    monkeypatch.setattr(tables, "checked_backend", lambda device: wrong)
+    with pytest.raises(ValueError, match="with a table and without differ"):
+        tables.with_and_without(Heads(4, 2, 16), [(1, 20)] * 2, 16, CPU)
 
 
 @pytest.mark.parametrize(("queries", "context"), [(1, 9), (3, 5), (7, 7)])

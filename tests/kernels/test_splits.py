@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kernels import KernelInputError
-from kernels.triton.attention import attend
+from kernels.triton.attention import attend, contiguous_attention
 from kernels.triton.tiles import Tile, kind_of, num_splits, tile_for
 from tests.kernels.pool import TRITON, Pool
 
@@ -109,3 +109,15 @@ def test_the_kind_of_a_batch_is_told_from_its_shape():
     assert kind_of(num_tokens=64, num_rows=64, group=8) == "decode"
     assert kind_of(num_tokens=65, num_rows=64, group=8) == "mixed"
     assert kind_of(num_tokens=1024, num_rows=64, group=8) == "wide"
+
+
+@pytest.mark.parametrize("rows", [[(1, 31)] * 3, [(5, 32), (1, 29), (32, 32)], [(1, 520)]], ids=str)
+def test_without_a_table_the_results_are_those_of_a_table_that_counts_up(rows):
+    """The variant that shows what a table costs, over whole contexts and one in parts, does not read the table."""
+    pool = Pool(rows, backend=TRITON)
+    num_rows, width = pool.tables.shape
+    pool.tables.copy_(torch.arange(num_rows * width).view(num_rows, width))
+    pool.key_cache, pool.value_cache = torch.randn(2, num_rows * width, *pool.key_cache.shape[1:])
+    expected = pool.attention()
+    pool.tables.fill_(2**31 - 1)
+    assert torch.equal(contiguous_attention(*pool.tensors, scale=0.25), expected)
