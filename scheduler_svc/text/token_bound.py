@@ -8,6 +8,7 @@ import tokenizers
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
+_MOST_IDS = 1 << 21  # where a search for the last token ends
 # What special tokens may swallow next to them: Unicode's White_Space.
 _SPACES = "".join(character for character in map(chr, range(0x3001)) if character.isspace())
 
@@ -39,10 +40,22 @@ def max_chars_per_token(library: tokenizers.Tokenizer) -> int | None:
     shrinkage = [_most_chars_for_one(step) for step in steps]
     if None in shrinkage or not _covers_all_bytes(library, steps):
         return None
-    size = library.get_vocab_size(with_added_tokens=True)
-    # One id at a time: the whole vocabulary as Python objects would take tens of megabytes.
-    longest = max((len((library.id_to_token(i) or "").encode()) for i in range(size)), default=0)
+    longest = _longest_token(library)
     return math.prod(factor for factor in shrinkage if factor is not None) * longest or None
+
+
+def _longest_token(library: tokenizers.Tokenizer) -> int:
+    """In bytes; 0 where not all tokens are found. Ids may have holes between them."""
+    # One id at a time: the whole vocabulary as Python objects would take tens of megabytes.
+    num_left, longest = library.get_vocab_size(with_added_tokens=True), 0
+    for token_id in range(_MOST_IDS):
+        if not num_left:
+            return longest
+        token = library.id_to_token(token_id)
+        if token is not None:
+            num_left -= 1
+            longest = max(longest, len(token.encode()))
+    return 0
 
 
 def component(part: Any) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, models, normalizers
+from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 
 from scheduler_svc.errors import InvalidRequest
 from scheduler_svc.text.tokenizer import Tokenizer
@@ -37,6 +37,24 @@ def test_the_bound_holds_where_characters_are_composed() -> None:
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback", "byte_fallback_strip"])
 def test_a_prompt_of_20_mb_is_known_to_be_too_long_for_4k_tokens(kind: str) -> None:
     assert tokenizer_of(kind).lower_bound_tokens("a" * 20_000_000) > 4096
+
+
+def test_the_bound_holds_where_ids_have_holes_between_them() -> None:
+    vocab = {token: i for i, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    library = tokenizers.Tokenizer(
+        models.BPE(vocab=vocab | {"aa": 400, "aaaa": 90_000}, merges=[("a", "a"), ("aa", "aa")])
+    )
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer = Tokenizer(library, None)
+    assert tokenizer.encode("a" * 400) == [90_000] * 100
+    assert tokenizer.lower_bound_tokens("a" * 400) == 100
+
+
+def test_there_is_no_bound_where_not_all_tokens_are_found() -> None:
+    vocab = {token: i for i, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    library = tokenizers.Tokenizer(models.BPE(vocab=vocab | {"aa": 1 << 31}, merges=[("a", "a")]))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    assert Tokenizer(library, None).lower_bound_tokens("a" * 400) == 0
 
 
 @given(text=st.text(alphabet=" \n\t\u3000\xa0<mask>x", max_size=100))
