@@ -22,10 +22,10 @@ _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Type and shape as safetensors spells them: `BF16`, `F8_E4M3`, ..."""
+    """Type as safetensors spells it: `BF16`, `F8_E4M3`, ..."""
 
     dtype: str
-    shape: tuple[int, ...]
+    num_bytes: int
 
 
 def check_directory(directory: Path) -> dict[str, StoredTensor]:
@@ -84,8 +84,9 @@ def _read_header(file: Path) -> dict[str, StoredTensor]:
     try:
         header = json.loads(text)
         header.pop("__metadata__", None)
-        tensors = {name: StoredTensor(entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()}
-        end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+        places = {name: (entry["dtype"], *entry["data_offsets"]) for name, entry in header.items()}
+        tensors = {name: StoredTensor(dtype, end - begin) for name, (dtype, begin, end) in places.items()}
+        end = max((end for _, _, end in places.values()), default=0)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise ModelRefused(broken) from error
     if 8 + length + end != size:

@@ -1,4 +1,7 @@
-"""The real model, ready to serve: loaded, proved to be understood, given its memory, and warmed up."""
+"""The real model, ready to serve: loaded, proved to be understood, given its memory, and warmed up.
+
+What directory and tokenizer are refused for is found before the weights are read, which may take minutes.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,8 +43,9 @@ def load(settings: ExecutorSettings) -> LoadedModel:
     stored = check_directory(directory)
     config = loading.load_config(directory, trust_remote_code=trust)
     tokenizer = loading.load_tokenizer(directory, trust_remote_code=trust)
+    bundle = make_bundle(directory, tokenizer)
     quantized.prepare(directory, config, stored)
-    model = _load_weights(directory, config, settings, device)
+    model = _load_weights(directory, config, settings, device, sum(tensor.num_bytes for tensor in stored.values()))
     max_model_len = model_len(model.config, settings.max_model_len)
     kernels = backend(device)
     layers = prove(model, max_model_len)
@@ -84,14 +88,13 @@ def load(settings: ExecutorSettings) -> LoadedModel:
         max_model_len=max_model_len,
         warm_up_ms=warm_up_ms,
     )
-    return LoadedModel(runner, facts, make_bundle(directory, tokenizer), num_blocks, warm_up_ms)
+    return LoadedModel(runner, facts, bundle, num_blocks, warm_up_ms)
 
 
 def _load_weights(
-    directory: Path, config: PreTrainedConfig, settings: ExecutorSettings, device: torch.device
+    directory: Path, config: PreTrainedConfig, settings: ExecutorSettings, device: torch.device, saved_bytes: int
 ) -> PreTrainedModel:
-    saved = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
-    needed = saved if settings.dtype == "auto" else None  # another type than the saved one takes more or less
+    needed = saved_bytes if settings.dtype == "auto" else None  # another type than the saved one takes more or less
     with refusing_out_of_memory("the weights", device, needed=needed, lower=SMALLER_WEIGHTS):
         model = loading.load_model(
             directory, config, settings.dtype, device, trust_remote_code=settings.trust_remote_code

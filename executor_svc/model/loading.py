@@ -22,7 +22,8 @@ from executor_svc.model.refusal import ModelRefused, check_complete, reason
 
 log = structlog.get_logger(__name__)
 
-_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt"]
+_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+_HUB_COPIES = ["*/*.safetensors", "consolidated*.safetensors"]  # the same weights once more, for other programs
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -60,7 +61,7 @@ def find_directory(model: str, cache_dir: Path, *, trust_remote_code: bool) -> P
 
     files = [*_HUB_FILES, "*.py"] if trust_remote_code else _HUB_FILES
     try:
-        return Path(snapshot_download(model, allow_patterns=files))
+        return Path(snapshot_download(model, allow_patterns=files, ignore_patterns=_HUB_COPIES))
     except (OSError, HfHubHTTPError, HFValidationError) as error:
         raise ModelRefused(f"model {model} is no directory here, and the hub does not give it: {error}") from error
 
@@ -83,6 +84,11 @@ def load_config(directory: Path, *, trust_remote_code: bool) -> PreTrainedConfig
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ModelRefused(
             f"{directory}: architectures in config.json is {str(names)[:80]}; it must be a list of names"
+        )
+    if (other := getattr(config, "transformers_weights", None)) is not None:
+        raise ModelRefused(
+            f"{directory}: transformers_weights in config.json names weights of its own ({str(other)[:80]}), which are "
+            "not looked for; name them model.safetensors, and take that entry out"
         )
     if config.is_encoder_decoder:
         raise ModelRefused(f"{directory} is an encoder with a decoder ({config.model_type}); only decoders are served")

@@ -67,7 +67,9 @@ def _method(directory: Path, quantization: Mapping[str, Any]) -> str:
 def _check_plain(directory: Path, stored: Mapping[str, StoredTensor]) -> None:
     """Without a word in config.json, transformers would take quantised numbers for the weights themselves."""
     for name, tensor in stored.items():
-        if name.endswith(".weight") and tensor.dtype not in _PLAIN_TYPES:
+        # Masks and the like are stored as integers; weights of experts may have any name.
+        holds_weights = name.endswith((".weight", "_proj")) or tensor.dtype.startswith("F")
+        if holds_weights and tensor.dtype not in _PLAIN_TYPES:
             raise ModelRefused(
                 f"{directory} stores {name} as {tensor.dtype}, but config.json has no quantization_config that says "
                 "how it is to be read; use a checkpoint that transformers can load"

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
 
+from executor_svc.model import loading
 from executor_svc.model.load import load
 from executor_svc.model.loading import find_directory
 from executor_svc.model.refusal import ModelRefused
@@ -117,6 +119,7 @@ def compressed(groups) -> dict:
         ({"architectures": "LlamaForCausalLM"}, "architectures .* must be a list of names"),
         ({"architectures": 5}, "architectures .* must be a list of names"),
         ({"architectures": [["LlamaForCausalLM"]]}, "architectures .* must be a list of names"),
+        ({"transformers_weights": "other.safetensors"}, "transformers_weights .* names weights of its own"),
         (compressed(["group_0"]), "config_groups .* not made of objects"),
         (compressed({"group_0": 4}), "config_groups .* not made of objects"),
         (compressed({"group_0": {"input_activations": "int8"}}), "config_groups .* not made of objects"),
@@ -200,6 +203,15 @@ def test_the_template_of_a_processor_reaches_the_scheduler(directory):
 def test_weights_that_are_not_numbers_are_refused(directory):
     edit_weights(directory, lambda weights: weights["model.norm.weight"].fill_(float("nan")))
     assert "gives no finite logits" in refusal(directory)
+
+
+def test_experts_in_a_type_that_nobody_explains_are_refused(tmp_path):
+    config = transformers.GptOssConfig(**TINY_DECODER, num_local_experts=2, num_experts_per_tok=1, head_dim=16)
+    save_model(tmp_path, config)
+    name = "model.layers.0.mlp.experts.down_proj"
+    for dtype in (torch.float8_e4m3fn, torch.int8):
+        edit_weights(tmp_path, lambda weights, dtype=dtype: weights.update({name: weights[name].to(dtype)}))
+        assert f"stores {name} as" in refusal(tmp_path)
 
 
 def test_an_adapter_is_refused(directory):
@@ -305,6 +317,23 @@ def test_a_hub_id_that_cannot_be_had_is_refused(monkeypatch, tmp_path, model, re
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ModelRefused, match=reason):
         find_directory(model, tmp_path, trust_remote_code=False)
+
+
+def test_weights_that_a_hub_has_twice_are_downloaded_once():
+    names = [
+        "model-00001-of-00002.safetensors",
+        "consolidated.safetensors",
+        "original/model.safetensors",
+        "config.json",
+    ]
+    chosen = filter_repo_objects(names, allow_patterns=loading._HUB_FILES, ignore_patterns=loading._HUB_COPIES)
+    assert list(chosen) == [names[0], names[3]]
+
+
+def test_a_tokenizer_that_cannot_be_served_is_refused_before_the_weights_are_read(directory, monkeypatch):
+    monkeypatch.setattr(loading, "load_model", lambda *arguments, **options: pytest.fail("weights were read"))
+    edit_json(directory / "tokenizer_config.json", chat_template=5)
+    assert "not a text" in refusal(directory)
 
 
 # C8.1: tied embeddings
