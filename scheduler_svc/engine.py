@@ -169,7 +169,7 @@ class Engine:
     def _open_answer(self, request: GenerationRequest, index: int, changed: asyncio.Event) -> Answer:
         sequence = Sequence(
             request_id=request.request_id,
-            token_ids=list(request.prompt_ids),
+            token_ids=request.prompt_ids,
             max_tokens=request.max_tokens,
             sampling=replace(request.sampling, index=index),
             end_token_ids=self._end_token_ids(request),
@@ -212,7 +212,7 @@ class Engine:
             raise DuplicateRequest(f"request_id: {request.request_id!r} is in use by a live request")
         if self._scheduler.state.num_waiting >= self._settings.max_waiting_requests:
             raise QueueFull(
-                f"{self._scheduler.state.num_waiting} requests wait, max_waiting_requests is reached", RETRY_AFTER_S
+                f"{self._scheduler.state.num_waiting} sequences wait, max_waiting_requests is reached", RETRY_AFTER_S
             )
 
     @property

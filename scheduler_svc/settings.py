@@ -78,7 +78,7 @@ class SchedulerSettings(BaseSettings):
         default=4096,
         ge=1,
         le=1_000_000,
-        description="Requests that may wait for admission; more are RESOURCE_EXHAUSTED.",
+        description="Sequences (samples of requests) that may wait for admission; more are RESOURCE_EXHAUSTED.",
     )
     max_concurrent_calls: int = Field(
         default=8192, ge=1, le=1_000_000, description="gRPC calls of any kind at once; more are RESOURCE_EXHAUSTED."

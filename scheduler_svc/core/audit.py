@@ -39,6 +39,8 @@ def audit(state: CoreState) -> None:
             settled = pool.ref_count[block] == 1 or columns.shares_tail[row] or not writes
             _require(settled, f"row {row}: block {block} is shared and yet to be written")
     _require(columns.num_sharing == int(columns.shares_tail.sum()), "the number of sharing rows is off")
+    held = sum(s.state is State.HELD for leader in [*state.queue, *state.leaders] for s in leader.held)
+    _require(state.num_held == held, "held sequences are not those of who runs or waits")
     for sequence in state.queue:
         _require(sequence.state is State.WAITING and sequence.row == -1, "a waiting sequence has a row")
 

@@ -179,6 +179,8 @@ class Planner:
         num_computed = len(hits) * block_size
         self._state.queue.remove(sequence)
         sequence.state = State.RUNNING
+        if not sequence.num_output:
+            sequence.token_ids = sequence.token_ids.copy()
         sequence.row = self._state.columns.enter(sequence, blocks, num_computed, bound)
         if sequence.num_cached is None:
             sequence.num_cached = num_computed

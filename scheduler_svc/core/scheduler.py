@@ -76,6 +76,7 @@ class Scheduler:
         self.state.queue.push(sequence)
         for sample in sequence.held:
             sample.state = State.HELD
+        self.state.num_held += len(sequence.held)
 
     def cancel(self, sequence: Sequence) -> None:
         """End the sequence now, wherever it is; its tokens in flight will be dropped. Harmless if it has ended."""

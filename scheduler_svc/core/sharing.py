@@ -75,10 +75,8 @@ class Sharing:
 
     def _enter(self, sample: Sequence, leader: Sequence, goes_on: bool) -> JoinedRow:
         state, columns = self._state, self._state.columns
-        sample.state = State.RUNNING
-        sample.max_total, sample.stretched = leader.max_total, leader.stretched
-        sample.block_hashes = leader.block_hashes.copy()
-        sample.num_cached = leader.num_cached
+        state.part(sample, leader, State.RUNNING)
+        sample.token_ids = sample.token_ids.copy()
         blocks = columns.table(leader.row)
         state.cache.pool.share(blocks)
         sample.row = columns.enter(sample, blocks, sample.num_prompt, state.bound_in_row(sample))

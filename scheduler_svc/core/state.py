@@ -57,6 +57,7 @@ class CoreState:
         self.hashed_block_size = NO_LEASE.block_size  # what the waiting sequences' hashes are for
         self.queue = AdmissionQueue()
         self.counters = Counters()
+        self.num_held = 0  # sequences that are HELD
         self.begin(NO_LEASE)
 
     def begin(self, lease: Lease) -> None:
@@ -88,7 +89,8 @@ class CoreState:
 
     @property
     def num_waiting(self) -> int:
-        return len(self.queue)
+        """Sequences that wait by themselves, and those that wait for the first sample of their request."""
+        return len(self.queue) + self.num_held
 
     @property
     def unused_slots(self) -> int:
@@ -153,6 +155,8 @@ class CoreState:
             self._release(sequence)
         elif sequence.state is State.WAITING:
             self.queue.remove(sequence)
+        elif sequence.state is State.HELD:
+            self.num_held -= 1
         sequence.state = State.ENDED
         self.let_go(sequence)
 
@@ -160,11 +164,17 @@ class CoreState:
         """The samples that are held for this one wait by themselves, first in the queue."""
         for sample in reversed(leader.held):
             if sample.state is State.HELD:
-                sample.state = State.WAITING
-                sample.max_total = leader.max_total
-                sample.num_cached = leader.num_cached  # of their request, which is counted once
+                self.part(sample, leader, State.WAITING)
                 self.queue.push_front(sample)
         leader.held = []
+
+    def part(self, sample: Sequence, leader: Sequence, state: State) -> None:
+        """A held sample becomes a sequence like any other, with what its leader knows of the prompt."""
+        self.num_held -= 1
+        sample.state = state
+        sample.max_total, sample.stretched = leader.max_total, leader.stretched
+        sample.num_cached = leader.num_cached  # of their request, which is counted once
+        sample.block_hashes = leader.block_hashes[: leader.num_prompt // self.hashed_block_size]
 
     def preempt(self, sequence: Sequence) -> None:
         """A running sequence waits again, at the head of the queue."""

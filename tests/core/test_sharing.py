@@ -45,7 +45,8 @@ class Run:
 
 
 def samples_of(prompt: list[int], count: int, max_tokens: int = 6) -> list[Sequence]:
-    samples = [Sequence("r", list(prompt), max_tokens, Sampling(index=index)) for index in range(count)]
+    shared = list(prompt)  # as the engine does it
+    samples = [Sequence("r", shared, max_tokens, Sampling(index=index)) for index in range(count)]
     samples[0].held = samples[1:]
     return samples
 
@@ -181,6 +182,19 @@ def test_a_sample_that_joins_in_the_row_of_a_victim_of_the_same_plan_gets_none_o
     run.to_the_end()
     assert_exact(early, list(range(15)))
     assert_exact(late, list(range(100, 108)), 1)
+
+
+def test_held_samples_wait_too_and_share_the_ids_of_their_prompt() -> None:
+    run, samples = Run(num_rows=2), samples_of(list(range(100)), 5)
+    run.scheduler.submit(samples[0])
+    assert run.scheduler.state.num_waiting == 5
+    run.step()
+    assert [run.scheduler.state.num_waiting, run.scheduler.state.num_held] == [4, 4]
+    run.step()
+    assert [run.scheduler.state.num_waiting, run.scheduler.state.num_held] == [3, 0]
+    assert len({id(sample.token_ids) for sample in samples[2:]}) == 1
+    # None of them hashes it again.
+    assert all(len(sample.block_hashes) == 100 // BLOCK_SIZE for sample in samples)
 
 
 def test_a_held_sample_that_is_cancelled_never_joins() -> None:

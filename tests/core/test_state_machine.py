@@ -102,7 +102,7 @@ class Core(RuleBasedStateMachine):
     ) -> None:
         name = f"r{len(self.sequences)}"
         samples = [
-            Sequence(name, list(prompt), max_tokens, Sampling(index=index), end_token_ids=end_ids, cache_salt=salt)
+            Sequence(name, prompt, max_tokens, Sampling(index=index), end_token_ids=end_ids, cache_salt=salt)
             for index in range(num_samples)
         ]
         first, *samples[0].held = samples

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from paged.client import Client, InvalidRequestError
+from paged.client import Client, InvalidRequestError, ResourceExhaustedError
 from scheduler_svc.core.sequence import Sampling
 from scheduler_svc.engine import Engine
 from scheduler_svc.errors import RequestFailed
@@ -65,6 +65,23 @@ async def test_samples_survive_the_loss_of_the_executor(system: System) -> None:
         system.restart_executor()
         assert await asked == [call.expected(index=index) for index in range(5)]
         assert (await idle_load(client)).used_blocks == 0
+
+
+async def test_each_sample_that_waits_counts_for_the_limit_of_the_queue(system: System) -> None:
+    system.executor_flags = ["--max-rows", "1", "--simulate-fixed-us", "5000"]
+    system.scheduler_flags = ["--max-waiting-requests", "3"]
+    system.start()
+    async with Client(system.address) as client:
+        await ready(client)
+        many = client.generate([300], n=4, max_tokens=2000, ignore_eos=True)
+        await anext(many)
+        load = await client.load()
+        assert (load.running_sequences, load.waiting_sequences) == (1, 3)
+        with pytest.raises(ResourceExhaustedError, match="3 sequences wait"):
+            await client.complete([300], max_tokens=1)
+        await many.aclose()
+        assert (await idle_load(client)).used_blocks == 0
+        await client.complete([300], max_tokens=1)
 
 
 async def test_a_prompt_with_samples_is_computed_and_stored_once(system: System) -> None:
