@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from executor_svc.plan import PlanViolation
 from executor_svc.step import Int32s
+from executor_svc.token_rules import check_rules
 from paged.v1 import executor_pb2
 
 MAX_LOGPROBS = 1024
@@ -123,3 +124,4 @@ def check_sampling(column: str, sampling: executor_pb2.RowSampling, limits: Limi
     most = min(MAX_LOGPROBS, limits.vocab_size)
     if sampling.HasField("logprobs") and sampling.logprobs > most:
         raise PlanViolation(f"{column}.logprobs", f"{sampling.logprobs}", f"at most {most}")
+    check_rules(column, sampling, limits.vocab_size)

@@ -6,13 +6,14 @@ async with Client("127.0.0.1:50051") as client:
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self, TypedDict, TypeVar, Unpack
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
 from paged.errors import (
     DeadlineExceededError,
@@ -65,6 +66,10 @@ class Options(TypedDict, total=False):
     presence_penalty: float
     frequency_penalty: float
     seed: int
+    logit_bias: Mapping[int, float]
+    allowed_token_ids: Sequence[int]
+    bad_words: Sequence[str]
+    bad_token_sequences: Sequence[Sequence[int]]
     max_tokens: int
     min_tokens: int
     stop: str | Sequence[str]
@@ -223,6 +228,9 @@ def generate_request(prompt: Prompt, **options: Unpack[Options]) -> inference_pb
     if unknown := options.keys() - Options.__annotations__.keys():
         raise TypeError(f"unknown options: {', '.join(sorted(unknown))}")
     given: dict[str, Any] = dict(options)
+    for name, convert in _AS_MESSAGES.items():
+        if name in given:
+            given[name] = _converted(name, convert, given[name])
     request = inference_pb2.GenerateRequest(
         sampling=inference_pb2.SamplingParams(**_picked(given, inference_pb2.SamplingParams)),
         stop=inference_pb2.StopConditions(
@@ -240,6 +248,19 @@ def generate_request(prompt: Prompt, **options: Unpack[Options]) -> inference_pb
         request.token_ids.ids.extend(prompt)
         request.token_ids.SetInParent()
     return request
+
+
+_AS_MESSAGES: dict[str, Callable[[Any], list[Message]]] = {
+    "logit_bias": lambda biases: [inference_pb2.LogitBias(token_id=i, bias=bias) for i, bias in biases.items()],
+    "bad_token_sequences": lambda sequences: [inference_pb2.TokenIds(ids=ids) for ids in sequences],
+}
+
+
+def _converted(name: str, convert: Callable[[Any], list[Message]], value: Any) -> list[Message]:
+    try:
+        return convert(value)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name}: {error}") from None
 
 
 def _picked(given: Mapping[str, Any], message: Any) -> dict[str, Any]:

@@ -111,6 +111,9 @@ class Engine:
     async def detokenize(self, ids: list[int], skip_special_tokens: bool) -> str:
         return await self._text.detokenize(ids, skip_special_tokens)
 
+    async def spellings(self, words: list[str]) -> list[list[list[int]]]:
+        return await self._text.spellings(words)
+
     # --- requests ---
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:

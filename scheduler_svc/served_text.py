@@ -70,6 +70,10 @@ class ServedText:
         _check_length(self.tokenizer.lower_bound_tokens(text), max_tokens, "chat")
         return await asyncio.to_thread(self.tokenizer.encode_rendered_chat, text)
 
+    async def spellings(self, words: list[str]) -> list[list[list[int]]]:
+        """Of each word the ids of its spellings."""
+        return await asyncio.to_thread(lambda: [self.tokenizer.spellings(word) for word in words])
+
     async def detokenize(self, ids: list[int], skip_special_tokens: bool) -> str:
         return await asyncio.to_thread(self.tokenizer.decode, ids, skip_special_tokens)
 

@@ -8,13 +8,17 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.generation.logits_process import (
     MinPLogitsWarper,
+    NoBadWordsLogitsProcessor,
+    PrefixConstrainedLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
 
 from executor_svc.model.randomness import random_uniform
+from executor_svc.token_rules import read_rules
 from paged.v1 import executor_pb2
 
 MARGIN = 1e-4  # nats, and probability
@@ -49,10 +53,18 @@ def distribution(
 ) -> torch.Tensor:
     """float64 `[vocab]`: what a token after `context` is drawn from, by transformers' own processors in their order."""
     ids, scores = torch.tensor([context]), logits[None].clone()
+    rules = read_rules(sampling)
+    if len(rules.bias_ids):
+        biases = {(i,): bias for i, bias in zip(rules.bias_ids.tolist(), rules.biases.tolist(), strict=True)}
+        scores = SequenceBiasLogitsProcessor(biases)(ids, scores)
     if sampling.repetition_penalty != 1:
         scores = RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)(ids, scores)
     counts = torch.bincount(torch.tensor(context[num_prompt:], dtype=torch.int64), minlength=scores.shape[1])
     scores = scores - counts * sampling.frequency_penalty - (counts > 0) * sampling.presence_penalty
+    if len(rules.allowed_ids):
+        scores = PrefixConstrainedLogitsProcessor(lambda *_: rules.allowed_ids.tolist(), 1)(ids, scores)
+    if rules.banned:
+        scores = NoBadWordsLogitsProcessor([sequence.tolist() for sequence in rules.banned])(ids, scores)
     if len(context) - num_prompt < sampling.min_tokens:
         scores[:, list(sampling.end_token_ids)] = -torch.inf
     scores = scores.double()

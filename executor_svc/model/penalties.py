@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from executor_svc.model.sampling_rows import NO_COUNTS
+from executor_svc.model.sampling_rows import NO_PLACE
 from executor_svc.model.staging import Staging
 from executor_svc.step import Int32s
 from paged.v1 import executor_pb2
@@ -48,16 +48,16 @@ class Penalties:
         return place
 
     def end(self, place: int) -> None:
-        """The place is free again; NO_COUNTS is none."""
-        if place != NO_COUNTS:
+        """The place is free again; NO_PLACE is none."""
+        if place != NO_PLACE:
             self._free.append(place)
 
     def clear(self) -> None:
         self._free = list(range(len(self._in_prompt)))
 
     def snapshot(self, place: int) -> TokenCounts | None:
-        """The counts as they are now, to be given to a fork; None for NO_COUNTS."""
-        if place == NO_COUNTS:
+        """The counts as they are now, to be given to a fork; None for NO_PLACE."""
+        if place == NO_PLACE:
             return None
         return TokenCounts(self._in_prompt[place].clone(), self._in_output[place].clone())
 

@@ -1,7 +1,8 @@
 """Draws the next token of every sampling row of a step; what a row does not ask for costs nothing.
 
-Order, as documented at `SamplingParams`: repetition, frequency and presence penalties; end tokens held back by
-min_tokens; temperature; top_k; top_p; min_p; draw.
+Order, as documented at `SamplingParams`: biases; repetition, frequency and presence penalties; allowed tokens; banned
+sequences; end tokens held back by min_tokens; temperature; top_k; top_p; min_p; draw. (What is not allowed is added as
+minus infinity together with the biases: no penalty brings that back.)
 
 What is to be done follows from the rows' parameters, on the host; the device is given all of it, and never asked.
 """
@@ -11,23 +12,13 @@ from collections.abc import Mapping
 import torch
 
 from executor_svc.model.drawing import DrawParameters, draw
-from executor_svc.model.penalties import Penalties, TokenCounts
+from executor_svc.model.row_tables import RowTables
 from executor_svc.model.sampling_plan import SamplingPlan, plan_sampling
-from executor_svc.model.sampling_rows import NO_COUNTS, SamplingRows
+from executor_svc.model.sampling_rows import SamplingRows
 from executor_svc.model.staging import Readback, Staging
 from executor_svc.model.token_logprobs import LogprobTensors, logprob_columns, token_logprobs
 from executor_svc.step import Int32s, Logprobs, RowStart
 from paged.v1 import executor_pb2
-
-
-class ForkWithoutCounts(ValueError):
-    """A child asks for penalties, and its parent, having none, has not counted its tokens."""
-
-    def __init__(self, parent: int, child: int) -> None:
-        super().__init__(
-            f"fork_sampling: row {child} has a penalty and its parent, row {parent}, has none; "
-            "give both a penalty, or start the child as a row of its own"
-        )
 
 
 class Sampler:
@@ -36,31 +27,24 @@ class Sampler:
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
         self._rows = SamplingRows(vocab_size)
-        self._penalties = Penalties(vocab_size, device)
+        self._tables = RowTables(vocab_size, device)
         self._staging, self._readback = Staging(device), Readback(device)
 
     def start_rows(self, starts: list[RowStart]) -> None:
         for start in starts:
-            wanted = Penalties.wanted(start.sampling)
             self._end(start.row)
-            counts = self._penalties.start(start.token_ids, start.num_prompt) if wanted else NO_COUNTS
-            self._rows.set(start.row, start.sampling, start.num_prompt, counts)
+            places = self._tables.start(start.sampling, start.token_ids, start.num_prompt)
+            self._rows.set(start.row, start.sampling, start.num_prompt, places)
 
     def fork_rows(self, parents: Int32s, children: Int32s, sampling: list[executor_pb2.RowSampling]) -> None:
-        """Raises ForkWithoutCounts."""
-        before: list[tuple[int, TokenCounts | None]] = [
-            (self._rows.num_prompt(parent), self._penalties.snapshot(self._rows.counts(parent)))
-            for parent in parents.tolist()
+        """Raises ForkWithoutPast."""
+        before = [
+            (self._rows.num_prompt(parent), self._tables.past(self._rows.places(parent))) for parent in parents.tolist()
         ]
         forks = zip(parents.tolist(), children.tolist(), before, sampling, strict=True)
-        for parent, child, (num_prompt, counts), own in forks:
+        for parent, child, (num_prompt, past), own in forks:
             self._end(child)
-            place = NO_COUNTS
-            if Penalties.wanted(own):
-                if counts is None:
-                    raise ForkWithoutCounts(parent, child)
-                place = self._penalties.restore(counts)
-            self._rows.set(child, own, num_prompt, place)
+            self._rows.set(child, own, num_prompt, self._tables.fork(own, past, parent, child))
 
     def end_rows(self, rows: Int32s) -> None:
         for row in rows.tolist():
@@ -68,7 +52,7 @@ class Sampler:
 
     def clear(self) -> None:
         self._rows.clear()
-        self._penalties.clear()
+        self._tables.clear()
 
     def sample(self, logits: torch.Tensor, rows: Int32s, positions: Int32s) -> tuple[torch.Tensor, Logprobs | None]:
         """Draw a token for each row: int64 `[num_rows]` on the device, -1 where its logits are not finite.
@@ -99,13 +83,12 @@ class Sampler:
             places = columns["sample_drawn"]
             chosen = draw(processed.index_select(0, places).float(), self._draw_parameters(columns), plan.parts)
             drawn = drawn.index_copy_(0, places, chosen)
-        # max() passes NaN on. Penalties keep what is not finite so, except that held-back tokens hide; look twice.
+        # max() passes NaN on, and so does what changes logits, except where it hides them; look twice.
         usable = torch.isfinite(highest)
         if processed is not logits:
             usable &= torch.isfinite(logits.amax(-1))
         drawn = drawn.masked_fill(~usable, -1)
-        if len(plan.penalised):
-            self._penalties.add(columns["sample_counts"], drawn.index_select(0, columns["sample_penalised"]))
+        self._tables.add(drawn, plan, columns)
         if not len(plan.asking):
             return drawn, None
         asking = columns["sample_asking"]
@@ -113,24 +96,15 @@ class Sampler:
         return drawn, token_logprobs(logits.index_select(0, asking), drawn.index_select(0, asking), most)
 
     def _end(self, row: int) -> None:
-        self._penalties.end(self._rows.counts(row))
+        self._tables.end(self._rows.places(row))
         self._rows.end(row)
 
     def _process(self, logits: torch.Tensor, plan: SamplingPlan, columns: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Penalties and min_tokens; the logits themselves where no row needs either."""
-        if not len(plan.penalised) and not plan.num_held_back:
+        """What comes before the temperature; the logits themselves where no row needs any of it."""
+        if not (plan.changes_logits or plan.num_held_back):
             return logits
         processed = logits.to(torch.float32, copy=True).contiguous()
-        if len(plan.penalised):
-            places = columns["sample_penalised"]
-            punished = self._penalties.apply(
-                processed.index_select(0, places),
-                columns["sample_counts"],
-                repetition=columns["sample_repetition"] if plan.repeats else None,
-                frequency=columns["sample_frequency"],
-                presence=columns["sample_presence"],
-            )
-            processed.index_copy_(0, places, punished)
+        self._tables.apply(processed, plan, columns)
         if plan.num_held_back:
             processed.view(-1).index_fill_(0, columns["sample_held_back"], -torch.inf)
         return processed

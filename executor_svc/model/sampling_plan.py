@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from executor_svc.model.drawing import DrawPart, draw_parts
 from executor_svc.model.randomness import random_uniform
-from executor_svc.model.sampling_rows import NO_COUNTS, NO_LOGPROBS, SamplingRows
+from executor_svc.model.sampling_rows import NO_LOGPROBS, NO_PLACE, SamplingRows
 from executor_svc.model.staging import Column
 from executor_svc.step import Int32s
 
@@ -16,7 +16,8 @@ from executor_svc.step import Int32s
 class SamplingPlan:
     """`columns` go to the device; the rest stays. Places are rows of the logits, ascending.
 
-    drawn: places that draw; penalised: places that have token counts; asking: places that report log-probabilities.
+    drawn: places that draw; penalised: places that have token counts; ruled: those to whose logits something is added;
+    watched: those that must not complete a sequence; asking: places that report log-probabilities.
     """
 
     num_rows: int
@@ -24,10 +25,17 @@ class SamplingPlan:
     parts: list[DrawPart]
     penalised: NDArray[np.int64]
     repeats: bool  # whether a repetition penalty is among them
+    ruled: NDArray[np.int64]
+    watched: NDArray[np.int64]
     num_held_back: int  # (place, end token) pairs that must not be drawn yet
     asking: NDArray[np.int64]
     num_top: NDArray[np.int64]  # `[num_asking]`; alternatives that each reports
     columns: dict[str, Column]
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether any row has something to do with `RowTables`."""
+        return bool(len(self.penalised) or len(self.ruled) or len(self.watched))
 
 
 def plan_sampling(rows: SamplingRows, ids: Int32s, positions: Int32s, vocab_size: int) -> SamplingPlan:
@@ -39,7 +47,7 @@ def plan_sampling(rows: SamplingRows, ids: Int32s, positions: Int32s, vocab_size
     if len(drawn):
         parts = _plan_draw(state if len(drawn) == len(state) else state[drawn], positions[drawn], vocab_size, columns)
         columns["sample_drawn"] = drawn
-    penalised = np.flatnonzero(state["counts"] != NO_COUNTS)
+    penalised = np.flatnonzero(state["counts"] != NO_PLACE)
     repeats = False
     if len(penalised):
         columns["sample_penalised"] = penalised
@@ -47,6 +55,12 @@ def plan_sampling(rows: SamplingRows, ids: Int32s, positions: Int32s, vocab_size
         for name in ("repetition", "frequency", "presence"):
             columns[f"sample_{name}"] = state[name][penalised]
         repeats = bool((columns["sample_repetition"] != 1).any())
+    ruled = np.flatnonzero(state["added"] != NO_PLACE)
+    if len(ruled):
+        columns["sample_ruled"], columns["sample_added"] = ruled, state["added"][ruled]
+    watched = np.flatnonzero(state["banned"] != NO_PLACE)
+    if len(watched):
+        columns["sample_watched"], columns["sample_banned"] = watched, state["banned"][watched]
     held_back = _held_back(rows, ids, state, positions, vocab_size)
     if len(held_back):
         columns["sample_held_back"] = held_back
@@ -59,6 +73,8 @@ def plan_sampling(rows: SamplingRows, ids: Int32s, positions: Int32s, vocab_size
         parts=parts,
         penalised=penalised,
         repeats=repeats,
+        ruled=ruled,
+        watched=watched,
         num_held_back=len(held_back),
         asking=asking,
         num_top=state["num_logprobs"][asking],

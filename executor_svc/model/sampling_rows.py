@@ -3,6 +3,8 @@
 Parameters are read from their message when a row begins, and never again.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,7 +12,7 @@ from executor_svc.step import Int32s
 from paged.v1 import executor_pb2
 
 NO_LOGPROBS = -1
-NO_COUNTS = -1
+NO_PLACE = -1
 _FEWEST_ROWS = 64
 
 ROW = np.dtype(
@@ -20,7 +22,10 @@ ROW = np.dtype(
         ("num_prompt", np.int64),
         ("min_tokens", np.int64),
         ("top_k", np.int64),  # the vocabulary's size for off
-        ("counts", np.int64),  # place of its token counts in `Penalties`
+        # Its places in the tables of `Penalties`, `AddedLogits` and `BannedSequences`, or NO_PLACE.
+        ("counts", np.int64),
+        ("added", np.int64),
+        ("banned", np.int64),
         ("num_logprobs", np.int64),
         ("temperature", np.float32),
         ("top_p", np.float32),
@@ -35,6 +40,14 @@ ROW = np.dtype(
 )
 
 
+class TablePlaces(NamedTuple):
+    """Of one row; NO_PLACE where it has no use for a table."""
+
+    counts: int = NO_PLACE
+    added: int = NO_PLACE
+    banned: int = NO_PLACE
+
+
 class SamplingRows:
     """Columns of ROW by row number. As many rows as have been named so far."""
 
@@ -43,8 +56,8 @@ class SamplingRows:
         self._rows = np.zeros(_FEWEST_ROWS, ROW)
         self._ends: dict[int, NDArray[np.int64]] = {}
 
-    def set(self, row: int, sampling: executor_pb2.RowSampling, num_prompt: int, counts: int) -> None:
-        """A sequence begins in the row. `counts` is the place of its token counts, or NO_COUNTS."""
+    def set(self, row: int, sampling: executor_pb2.RowSampling, num_prompt: int, places: TablePlaces) -> None:
+        """A sequence begins in the row."""
         if row >= len(self._rows):
             self._rows = np.concatenate([self._rows, np.zeros(row + 1, ROW)])
         ends = [token for token in sampling.end_token_ids if token < self._vocab_size]
@@ -55,7 +68,7 @@ class SamplingRows:
             num_prompt,
             sampling.min_tokens,
             min(sampling.top_k or self._vocab_size, self._vocab_size),
-            counts,
+            *places,
             sampling.logprobs if sampling.HasField("logprobs") else NO_LOGPROBS,
             sampling.temperature,
             sampling.top_p,
@@ -71,11 +84,11 @@ class SamplingRows:
     def num_prompt(self, row: int) -> int:
         return int(self._rows["num_prompt"][row])
 
-    def counts(self, row: int) -> int:
-        """Place of the row's token counts, or NO_COUNTS; a row that is free has none."""
+    def places(self, row: int) -> TablePlaces:
+        """A row that is free has none."""
         if row >= len(self._rows) or not self._rows["live"][row]:
-            return NO_COUNTS
-        return int(self._rows["counts"][row])
+            return TablePlaces()
+        return TablePlaces(*(int(self._rows[name][row]) for name in TablePlaces._fields))
 
     def end(self, row: int) -> None:
         if row < len(self._rows):

@@ -83,6 +83,13 @@ class SlotMemory:
             contexts[row] = self._context(row, tables[row], int(lengths[row]))
         return contexts
 
+    def last_ids(self, table: Int32s, length: int, count: int) -> list[int]:
+        """The ids in a row's last `count` positions, or in all where there are fewer."""
+        positions = np.arange(max(0, length - count), length)
+        slots = table[positions // self._block_size].astype(np.int64) * self._block_size + positions % self._block_size
+        ids: list[int] = (self._slots[slots] - 1).tolist()
+        return ids
+
     def _context(self, row: int, table: Int32s, length: int) -> np.uint64:
         """One row's, slot by slot."""
         values = self._blocks.take(table, axis=0).reshape(-1)[:length]

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from executor_svc.simulated.memory import SlotMemory, UnwrittenSlot
 from executor_svc.simulated.script import Script, ScriptedFault
-from executor_svc.simulated.text import UInt64s, draw_keys, mix, pass_over, token_logprobs, tokens_of
+from executor_svc.simulated.text import UInt64s, choose, draw_keys, mix, pass_over, token_logprobs, tokens_of
 from executor_svc.step import Int32s, Logprobs, RowStart, Step, StepOutput
+from executor_svc.token_rules import MAX_BANNED_TOKENS, NO_RULES, TokenRules, read_rules
 from paged.v1 import executor_pb2
 
 _NO_TOKEN = -1
@@ -62,6 +63,7 @@ class _RowColumns:
         self.draw_key = np.zeros(num_rows, np.uint64)
         self.special = np.zeros(num_rows, np.bool_)  # a script's prompt: replies or faults
         self.num_logprobs = np.full(num_rows, -1, np.int32)
+        self.rules: dict[int, TokenRules] = {}  # of rows that have any
         self.any_draw = self.any_hold = self.any_logprobs = False  # so that plain batches pay for none of it
         self.end_token_ids: list[frozenset[int]] = [frozenset()] * num_rows
         self.prompt: list[tuple[int, ...]] = [()] * num_rows  # of special rows alone
@@ -78,6 +80,9 @@ class _RowColumns:
         self.draw_key[row] = draw_keys(seed, index)[0]
         self.num_logprobs[row] = sampling.logprobs if sampling.HasField("logprobs") else -1
         self.end_token_ids[row] = frozenset(sampling.end_token_ids)
+        self.rules.pop(row, None)
+        if (rules := read_rules(sampling)) is not NO_RULES:
+            self.rules[row] = rules
 
 
 class SimulatedRunner:
@@ -127,6 +132,8 @@ class SimulatedRunner:
     def end_rows(self, rows: Int32s) -> None:
         self._rows.last_token[rows] = _NO_TOKEN
         self._rows.special[rows] = False
+        for row in rows.tolist() if self._rows.rules else ():
+            self._rows.rules.pop(row, None)
 
     def reset(self) -> None:
         self._memory.clear()
@@ -141,7 +148,9 @@ class SimulatedRunner:
         self._write(step)
         sampled = self._sample(step)
         logprobs = self._logprobs(sampled)
-        self._rows.last_token[sampled.rows] = sampled.tokens
+        # A row to which nothing was left may be in the next step already.
+        last_tokens = np.maximum(sampled.tokens, 0) if self._rows.rules else sampled.tokens
+        self._rows.last_token[sampled.rows] = last_tokens
         ids = sampled.tokens if failing is None else np.where(failing[sampled.rows], np.int32(-1), sampled.tokens)
         if self._latency.takes_time:
             _wait_until(begin + self._latency.step_s(step))
@@ -182,9 +191,21 @@ class SimulatedRunner:
             held = lengths - self._rows.num_prompt[rows] < self._rows.min_tokens[rows]
             for i in np.flatnonzero(held):
                 tokens[i] = pass_over(int(tokens[i]), self._rows.end_token_ids[rows[i]], self._vocab_size)
+        if self._rows.rules:
+            self._follow_rules(rows, tables, lengths, tokens_of(hashes, self._vocab_size), tokens)
         if self._replies:
             self._reply_as_scripted(rows, lengths, tokens)
         return _Sampled(rows, hashes, tokens)
+
+    def _follow_rules(self, rows: Int32s, tables: Int32s, lengths: Int32s, best: Int32s, tokens: Int32s) -> None:
+        """Choose anew for the rows that have rules; `best` are the tokens without any."""
+        for i, row in enumerate(rows.tolist()):
+            if (rules := self._rows.rules.get(row)) is not None:
+                length = int(lengths[i])
+                held = length - self._rows.num_prompt[row] < self._rows.min_tokens[row]
+                last_ids = self._memory.last_ids(tables[i], length, MAX_BANNED_TOKENS)
+                passed_over = self._rows.end_token_ids[row] if held else ()
+                tokens[i] = choose(int(best[i]), rules, last_ids, passed_over, self._vocab_size)
 
     def _reply_as_scripted(self, rows: Int32s, lengths: Int32s, tokens: Int32s) -> None:
         for i in np.flatnonzero(self._rows.special[rows]):

@@ -7,7 +7,8 @@
 
 R is odd, so an id that is changed, added or left out at one position always changes `context`: an odd number times a
 difference below 2^64 is never 0. While a row has fewer output tokens than min_tokens, end tokens are passed over: the
-next id up, wrapping around.
+next id up, wrapping around. So is what the row's rules forbid. A bias competes with distance: the logit of the id that
+is d steps up, wrapping around, is -d.
 
 Log-probabilities are as arbitrary, and as exact: with u = (h >> 48) / 65536 the j-th most likely token (j from 1) is
 (token + j - 1) mod vocabulary size at -(j - 1 + u), the drawn one being the first.
@@ -21,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from executor_svc.step import Int32s
+from executor_svc.token_rules import NO_RULES, TokenRules
 
 UInt64s = NDArray[np.uint64]
 
@@ -65,6 +67,27 @@ def pass_over(token: int, end_token_ids: Collection[int], vocab_size: int) -> in
     return token
 
 
+def choose(
+    token: int, rules: TokenRules, last_ids: Sequence[int], passed_over: Collection[int], vocab_size: int
+) -> int:
+    """The most likely id where `token` would be it without rules; -1 where none is left. `last_ids` are those before
+    it, as many as a rule may look at."""
+    logits = -np.arange(vocab_size, dtype=np.float64)  # of `token`, and then of each id up from it
+    logits[(rules.bias_ids - token) % vocab_size] += rules.biases
+    if len(rules.allowed_ids):
+        forbidden = np.ones(vocab_size, np.bool_)
+        forbidden[rules.allowed_ids] = False
+        logits[(np.flatnonzero(forbidden) - token) % vocab_size] = -np.inf
+    for sequence in rules.banned:
+        *begin, last = sequence.tolist()
+        if list(last_ids[len(last_ids) - len(begin) :]) == begin:
+            logits[(last - token) % vocab_size] = -np.inf
+    for token_id in passed_over:
+        logits[(token_id - token) % vocab_size] = -np.inf
+    best = int(logits.argmax())
+    return (token + best) % vocab_size if np.isfinite(logits[best]) else -1
+
+
 def token_logprobs(token: int, context_hash: int, num_alternatives: int, vocab_size: int) -> tuple[Int32s, list[float]]:
     """Ids and values of the drawn token and then the most likely ones: num_alternatives + 1 entries."""
     u = (context_hash >> 48) / 65536
@@ -91,6 +114,7 @@ class SimulatedText:
         min_tokens: int = 0,
         end_token_ids: Collection[int] = (),
         reply: Sequence[int] = (),
+        rules: TokenRules = NO_RULES,
     ) -> None:
         self.token_ids = list(prompt_ids)
         self._num_prompt = len(prompt_ids)
@@ -98,6 +122,7 @@ class SimulatedText:
         self._min_tokens = min_tokens
         self._end_token_ids = frozenset(end_token_ids)
         self._reply = reply
+        self._rules = rules
         self._key = mix_one(seed + R * (index + 1) & _WORD) if temperature > 0 else None
         self._context = 0
         self._power = 1
@@ -112,8 +137,11 @@ class SimulatedText:
     def next_token(self) -> int:
         num_output = len(self.token_ids) - self._num_prompt
         token = (self.context_hash() >> 32) % self._vocab_size
-        if num_output < self._min_tokens:
-            token = pass_over(token, self._end_token_ids, self._vocab_size)
+        held = self._end_token_ids if num_output < self._min_tokens else ()
+        if self._rules is not NO_RULES:
+            token = choose(token, self._rules, self.token_ids, held, self._vocab_size)
+        elif held:
+            token = pass_over(token, held, self._vocab_size)
         if num_output < len(self._reply):
             token = self._reply[num_output]
         self._add(token)
@@ -136,6 +164,7 @@ def simulated_continuation(
     min_tokens: int = 0,
     end_token_ids: Collection[int] = (),
     reply: Sequence[int] = (),
+    rules: TokenRules = NO_RULES,
 ) -> list[int]:
     """The output ids of a request: max_tokens of them, or up to and including the first end token."""
     text = SimulatedText(
@@ -147,6 +176,7 @@ def simulated_continuation(
         min_tokens=min_tokens,
         end_token_ids=end_token_ids,
         reply=reply,
+        rules=rules,
     )
     for _ in range(max_tokens):
         if text.next_token() in end_token_ids:

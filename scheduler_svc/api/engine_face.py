@@ -29,6 +29,9 @@ class Engine(Protocol):
 
     async def detokenize(self, ids: list[int], skip_special_tokens: bool) -> str: ...
 
+    async def spellings(self, words: list[str]) -> list[list[list[int]]]:
+        """Of each word the ids that spell it, alone and behind a space."""
+
     def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
         """The answer as it comes; the last delta has `finish` and `usage`. Closing or cancelling it frees all."""
 

@@ -87,8 +87,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             prompt_ids = await deadline.bounded(self._tokenized(request))
             validation.check_prompt_ids(request.WhichOneof("prompt"), prompt_ids, limits)
         validation.check_one_message(request, len(prompt_ids), limits)
+        words = list(request.sampling.bad_words)
+        spellings = await deadline.bounded(self._engine.spellings(words)) if words else []
         deadline.check()
-        return validation.generation_request(request, prompt_ids, limits)
+        return validation.generation_request(request, prompt_ids, limits, spellings)
 
     def _tokenized(
         self, request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from paged.v1 import executor_pb2, inference_pb2
+from scheduler_svc.api.token_rules import Spellings, rule_violations, token_rules
 from scheduler_svc.core.sequence import Sampling
 from scheduler_svc.errors import FieldViolation, InvalidRequest, ModelNotFound
 from scheduler_svc.requests import GenerationRequest
@@ -40,6 +41,7 @@ class Limits:
     max_logprobs: int
     max_samples: int
     max_message_bytes: int
+    eos_token_ids: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, facts: executor_pb2.ModelFacts, settings: SchedulerSettings) -> "Limits":
@@ -51,6 +53,7 @@ class Limits:
             settings.max_logprobs,
             settings.max_samples,
             settings.max_message_bytes,
+            tuple(facts.eos_token_ids),
         )
 
 
@@ -91,6 +94,7 @@ def check_generate(request: inference_pb2.GenerateRequest, limits: Limits, *, ha
         *_request_id_violations(request.request_id),
         *_prompt_violations(request, limits, has_chat_template),
         *_sampling_violations(request.sampling),
+        *rule_violations(request.sampling, limits.vocab_size),
         *_stop_violations(request.stop, limits),
     ]
     if request.HasField("logprobs") and request.logprobs > (most := min(limits.max_logprobs, limits.vocab_size)):
@@ -143,14 +147,15 @@ def check_one_message(request: inference_pb2.GenerateRequest, num_prompt: int, l
 
 
 def generation_request(
-    request: inference_pb2.GenerateRequest, prompt_ids: list[int], limits: Limits
+    request: inference_pb2.GenerateRequest, prompt_ids: list[int], limits: Limits, spellings: Spellings = ()
 ) -> GenerationRequest:
-    """The request as the engine takes it, for one that passed `check_generate` and `check_prompt_ids`."""
+    """The request as the engine takes it, for one that passed `check_generate` and `check_prompt_ids`; `spellings` are
+    those of its bad words. Raises InvalidRequest where what it may draw is not to be had."""
     stop = request.stop
     return GenerationRequest(
         request_id=request.request_id or uuid.uuid4().hex,
         prompt_ids=prompt_ids,
-        sampling=_sampling(request, limits),
+        sampling=_sampling(request, limits, spellings),
         max_tokens=stop.max_tokens if stop.HasField("max_tokens") else None,
         stop_strings=tuple(stop.strings),
         stop_token_ids=tuple(stop.token_ids),
@@ -161,10 +166,13 @@ def generation_request(
     )
 
 
-def _sampling(request: inference_pb2.GenerateRequest, limits: Limits) -> Sampling:
+def _sampling(request: inference_pb2.GenerateRequest, limits: Limits, spellings: Spellings) -> Sampling:
     given = request.sampling
     default = Sampling()
     floats = {name: getattr(given if given.HasField(name) else default, name) for name in SAMPLING_RANGES}
+    held_back: set[int] = set(request.stop.token_ids) if request.stop.min_tokens else set()
+    if request.stop.min_tokens and not request.stop.ignore_eos:
+        held_back.update(limits.eos_token_ids)
     return Sampling(
         **floats,
         # A filter that keeps the whole vocabulary is none, and the executor's columns need not hold larger numbers.
@@ -172,6 +180,7 @@ def _sampling(request: inference_pb2.GenerateRequest, limits: Limits) -> Samplin
         seed=given.seed if given.HasField("seed") else random.getrandbits(64),
         min_tokens=request.stop.min_tokens,
         logprobs=request.logprobs if request.HasField("logprobs") else None,
+        rules=token_rules(given, spellings, limits.vocab_size, held_back),
     )
 
 

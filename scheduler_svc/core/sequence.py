@@ -4,6 +4,8 @@ import enum
 from dataclasses import dataclass, field
 from typing import Any
 
+from scheduler_svc.core.token_rules import NO_RULES, TokenRules
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -20,6 +22,7 @@ class Sampling:
     index: int = 0
     min_tokens: int = 0
     logprobs: int | None = None
+    rules: TokenRules = NO_RULES
 
 
 class State(enum.Enum):

@@ -7,6 +7,7 @@ import numpy as np
 from paged.v1 import executor_pb2 as pb
 from scheduler_svc.core.plan import JoinedRow, Lease, LogprobColumn, Plan, Result, StartedRow
 from scheduler_svc.core.sequence import Sampling, TokenLogprobs
+from scheduler_svc.core.token_rules import NO_RULES, TokenRules
 
 # What a lease may name; the core's columns are as long as the largest id.
 MAX_BLOCK_ID = (1 << 26) - 1
@@ -112,7 +113,7 @@ def _joined_row(joined: JoinedRow) -> pb.JoinedRow:
 
 
 def _row_sampling(sampling: Sampling, end_token_ids: tuple[int, ...]) -> pb.RowSampling:
-    return pb.RowSampling(
+    message = pb.RowSampling(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
@@ -126,6 +127,18 @@ def _row_sampling(sampling: Sampling, end_token_ids: tuple[int, ...]) -> pb.RowS
         end_token_ids=end_token_ids,
         logprobs=sampling.logprobs,
     )
+    if sampling.rules is not NO_RULES:
+        _add_rules(message, sampling.rules)
+    return message
+
+
+def _add_rules(message: pb.RowSampling, rules: TokenRules) -> None:
+    if rules.logit_bias:
+        ids, biases = zip(*rules.logit_bias, strict=True)
+        message.bias_ids, message.biases = _bytes(list(ids)), np.array(biases, FLOAT32).tobytes()
+    message.allowed_ids = _bytes(list(rules.allowed_ids))
+    message.banned_ids = _bytes([token_id for sequence in rules.banned for token_id in sequence])
+    message.banned_lengths = _bytes(list(map(len, rules.banned)))
 
 
 def _bytes(values: np.ndarray | list[int]) -> bytes:

@@ -58,6 +58,12 @@ class Tokenizer:
         """
         return self._encode(text, add_special_tokens, field="text")
 
+    def spellings(self, word: str) -> list[list[int]]:
+        """The ids of a word where it begins a text, and where it stands behind a space. None where it gives no id."""
+        texts = (word, " " + word.lstrip())
+        ids = [self._encode(text, add_special_tokens=False, field="sampling.bad_words") for text in texts]
+        return [list(spelling) for spelling in dict.fromkeys(map(tuple, ids)) if spelling]
+
     def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
         """The ids of a conversation as the model's template writes it, ending where the model's turn begins."""
         return self.encode_rendered_chat(self.render_chat(messages))

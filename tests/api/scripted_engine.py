@@ -56,6 +56,9 @@ class ScriptedEngine:
             raise self.tokenize_error
         return [ord(character) % VOCAB_SIZE for character in text]
 
+    async def spellings(self, words: list[str]) -> list[list[list[int]]]:
+        return [[await self.tokenize(text) for text in (word, " " + word)] for word in words]
+
     async def tokenize_chat(self, messages: list[dict[str, str]]) -> list[int]:
         return await self.tokenize("".join(f"<{m['role']}>{m['content']}" for m in messages))
 

@@ -11,6 +11,7 @@ from executor_svc.leases import Lease
 from executor_svc.plan import PlanViolation, read_plan
 from paged.v1.executor_pb2 import JoinedRow, RowSampling, StartedRow, StepPlan
 from tests.executor.plans import SESSION, column, make_batch, sampling, schedule, start
+from tests.rules import rule_columns
 
 
 @pytest.fixture
@@ -220,6 +221,30 @@ VIOLATIONS = {
         "started.sampling.end_token_ids",
         with_sampling(sampling(end_token_ids=[100])),
     ),
+    **{
+        name: (f"started.sampling.{column}", with_sampling(sampling(**rule_columns(**good) | bad)))
+        for name, column, good, bad in [
+            ("a bias on an id that is not there", "bias_ids", {"bias": {100: 1.0}}, {}),
+            ("a bias on a negative id", "bias_ids", {"bias": {-1: 1.0}}, {}),
+            ("two biases on one id", "bias_ids", {}, {"bias_ids": column([7, 7]), "biases": bytes(8)}),
+            ("more biases than any request has", "bias_ids", {}, {"bias_ids": column(range(1025))}),
+            ("ids without biases", "biases", {}, {"bias_ids": column([7])}),
+            ("biases without ids", "biases", {}, {"biases": bytes(4)}),
+            ("a bias that is no number", "biases", {"bias": {7: math.nan}}, {}),
+            ("an infinite bias", "biases", {"bias": {7: -math.inf}}, {}),
+            ("a bias beyond its range", "biases", {"bias": {7: 10001.0}}, {}),
+            ("an allowed id that is not there", "allowed_ids", {"allowed": [5, 100]}, {}),
+            ("more allowed ids than any request has", "allowed_ids", {"allowed": [5] * 4097}, {}),
+            ("a part of an allowed id", "allowed_ids", {}, {"allowed_ids": b"\0\0\0"}),
+            ("a banned id that is not there", "banned_ids", {"banned": [[5, 100]]}, {}),
+            ("a banned sequence of nothing", "banned_lengths", {"banned": [[5], []]}, {}),
+            ("a banned sequence that is too long", "banned_lengths", {"banned": [[5] * 17]}, {}),
+            ("a negative length", "banned_lengths", {"banned": [[5]]}, {"banned_lengths": column([2, -1])}),
+            ("too many banned sequences", "banned_lengths", {"banned": [[5]] * 513}, {}),
+            ("lengths that add up to more", "banned_lengths", {"banned": [[5]]}, {"banned_lengths": column([2])}),
+            ("lengths of no sequence", "banned_lengths", {}, {"banned_lengths": column([1])}),
+        ]
+    },
     "more log-probabilities than ids": ("started.sampling.logprobs", with_sampling(sampling(logprobs=101))),
     "sampling that was not set": ("started.sampling.top_p", with_sampling(RowSampling())),
 }

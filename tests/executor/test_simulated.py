@@ -11,8 +11,10 @@ from executor_svc.simulated.runner import Latency, SimulatedFailure, SimulatedRu
 from executor_svc.simulated.script import Reply, Script, ScriptedFault, ScriptError, read_script
 from executor_svc.simulated.text import SimulatedText, simulated_continuation
 from executor_svc.step import RowStart, Step, StepOutput
+from executor_svc.token_rules import read_rules
 from paged.v1.executor_pb2 import RowSampling
 from tests.executor.plans import sampling
+from tests.rules import rule_columns
 
 B = 4
 VOCAB = 1000
@@ -212,6 +214,33 @@ def test_logprobs_are_the_documented_function_of_hash_and_id(rows: Rows) -> None
     assert logprobs.values.tolist() == [-u, -u, -(1 + u), -v]
     assert logprobs.values.dtype == np.float32
     assert logprobs.ranks.tolist() == [1, 1]
+
+
+def test_rules_choose_the_nearest_id_up_that_they_leave(rows: Rows) -> None:
+    (best,) = say(PROMPT, 1)
+    for row, (rules, expected) in enumerate(
+        [
+            ({"banned": [[best], [PROMPT[-1], best + 1], [0, PROMPT[-1], best + 2]]}, best + 2),
+            ({"allowed": [best - 1, best - 5, best + 30]}, best + 30),
+            ({"bias": {best + 30: 30.5}}, best + 30),
+            ({"bias": {best + 30: 29.5, best: -0.25}}, best),
+            ({"bias": {best: -3.5}}, best + 1),
+            ({"allowed": [best], "banned": [[best]]}, -1),
+        ]
+    ):
+        rows.start(row, PROMPT, [1, 2], sampling(**rule_columns(**rules)))
+        assert rows.run((row, 6, True)).sampled_ids.tolist() == [expected]
+
+
+def test_rules_last_as_long_as_their_row_and_are_the_childs_own(rows: Rows) -> None:
+    rules = rule_columns(allowed=range(100), banned=[[i, j] for i in range(0, 100, 7) for j in (5, 6)])
+    rows.start(0, PROMPT, [1, 2, 3], sampling(**rules))
+    said = rows.run((0, 6, True)).sampled_ids.tolist() + rows.decode(0, 5)
+    assert said == say(PROMPT, 6, rules=read_rules(sampling(**rules)))
+    rows.fork(0, 1, sampling())
+    rows.runner.end_rows(np.array([0], np.int32))
+    rows.start(0, PROMPT, [4, 5, 6])
+    assert rows.run((1, 1, True), (0, 6, True)).sampled_ids.tolist() == [say([*PROMPT, *said], 1)[0], *say(PROMPT, 1)]
 
 
 def test_reset_forgets_everything(rows: Rows) -> None:

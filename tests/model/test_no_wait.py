@@ -27,6 +27,7 @@ from kernels import Backend
 from kernels.checks import check_attention, check_write
 from tests.model.driver import row_sampling
 from tests.model.families import SERVED, tiny_config
+from tests.rules import rule_columns
 from tests.tiny_models import CONFIGS, TINY_DECODER, VOCAB_SIZE
 
 META = torch.device("meta")
@@ -83,6 +84,7 @@ ON = {
     "top_p": {"top_p": 0.8},
     "min_p": {"min_p": 0.1},
     "penalties": {"repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.3},
+    "rules": rule_columns(bias={3: 2.0, 5: -1.0}, allowed=[3, 5, 7, 9], banned=[[3], [4, 5], [1, 2, 7]]),
     "min_tokens": {"min_tokens": 9, "end_token_ids": [5, 9]},
     "logprobs": {"logprobs": 3},
 }

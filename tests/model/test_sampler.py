@@ -8,7 +8,8 @@ import torch
 
 from executor_svc.model import drawing
 from executor_svc.model.randomness import random_uniform
-from executor_svc.model.sampler import ForkWithoutCounts, Sampler
+from executor_svc.model.row_tables import ForkWithoutPast
+from executor_svc.model.sampler import Sampler
 from executor_svc.step import RowStart
 from tests.margin import distribution
 from tests.model.driver import row_sampling
@@ -188,7 +189,7 @@ def test_a_child_counts_from_where_its_parent_stood():
     for i in range(3, 8):
         parent, child = sample(sampler, logits[i : i + 1].expand(2, -1), 2 + i)[0]
         assert parent == child
-    with pytest.raises(ForkWithoutCounts):
+    with pytest.raises(ForkWithoutPast):
         sampler_with(row_sampling()).fork_rows(np.array([0], np.int32), np.array([1], np.int32), [parameters])
 
 
