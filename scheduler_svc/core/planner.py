@@ -19,6 +19,7 @@ class Planner:
         self._sharing = Sharing(state)
         self._watermark = watermark
         self._reserve = 0  # blocks that running rows could come to need in the step after this one
+        self._promised = 0  # of these, for samples that are to join in this plan
 
     def plan(self, *, even_if_empty: bool = False) -> Plan | None:
         """The next step, or None if there is nothing to say.
@@ -34,7 +35,8 @@ class Planner:
             growing, blocks, copies = growing[kept], blocks[kept], self._kept(copies)
         rows, num_tokens, num_single = self._schedule_running()
         if not (preempted or self._state.running_alone):
-            started, chunks = self._admit(self._state.lease.tokens_per_step - int(num_tokens.sum()))
+            promised = sum(map(self._promise, self._leaders_at_end(rows, num_tokens)))
+            started, chunks = self._admit(self._state.lease.tokens_per_step - int(num_tokens.sum()), promised)
             if started:
                 rows = np.concatenate([rows, [start.row for start in started]])
                 num_tokens = np.concatenate([num_tokens, chunks])
@@ -86,7 +88,7 @@ class Planner:
             self._state.counters.preemptions += 1
             self._state.preempt(victim)
             preempted = True
-        self._reserve = need
+        self._reserve, self._promised = need, 0
         return preempted
 
     def _growth(self) -> int:
@@ -135,12 +137,29 @@ class Planner:
         self._state.alone = sequence
         return [start]
 
-    def _admit(self, budget: int) -> tuple[list[StartedRow], list[int]]:
-        """Let the first in the queue in while it fits. Returns them, and how many tokens of each are computed."""
+    def _leaders_at_end(self, rows: np.ndarray, num_tokens: np.ndarray) -> list[Sequence]:
+        """Those of whose prompts this schedule computes the last token."""
+        if not self._state.leaders:
+            return []
+        columns = self._state.columns
+        caught_up = set(rows[columns.num_computed[rows] + num_tokens == columns.num_tokens[rows]].tolist())
+        return [leader for leader in self._state.leaders if leader.row in caught_up]
+
+    def _promise(self, leader: Sequence) -> int:
+        """Keep rows and blocks for the samples that are to join in this plan: they come before all that wait. Returns
+        the number of rows."""
+        num_rows, num_blocks = self._sharing.needs(leader)
+        self._reserve += num_blocks
+        self._promised += num_blocks
+        return num_rows
+
+    def _admit(self, budget: int, promised: int) -> tuple[list[StartedRow], list[int]]:
+        """Let the first in the queue in while it fits and leaves `promised` rows. Returns them, and how many tokens of
+        each are computed."""
         started: list[StartedRow] = []
         chunks: list[int] = []
         num_sent = 0
-        while budget > 0 and self._state.columns.num_free_rows and (sequence := self._state.queue.first()):
+        while budget > 0 and self._state.columns.num_free_rows > promised and (sequence := self._state.queue.first()):
             if sequence.num_owed or sequence.alone:
                 break  # tokens are on the way and come first; or it must have a plan of its own
             num_sent += len(sequence.token_ids)
@@ -153,6 +172,8 @@ class Planner:
             chunk = min(len(start.token_ids) - start.num_computed, budget)
             chunks.append(chunk)
             budget -= chunk
+            if sequence.held and start.num_computed + chunk == len(start.token_ids):
+                promised += self._promise(sequence)
             # At once, so that the next one admitted in this plan finds the blocks that this one writes.
             self._state.publish(sequence, start.num_computed + chunk)
         return started, chunks
@@ -205,7 +226,7 @@ class Planner:
         self, rows: np.ndarray, num_tokens: np.ndarray, samples: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[JoinedRow]]:
         """Put the held samples of those that have computed their prompt into the schedule, each behind its like."""
-        spare_blocks = self._state.cache.pool.num_free - self._reserve - self._spared
+        spare_blocks = self._state.cache.pool.num_free - (self._reserve - self._promised) - self._spared
         joined = self._sharing.join(set(rows[samples].tolist()), spare_blocks)
         if not joined:
             return rows, num_tokens, samples, []

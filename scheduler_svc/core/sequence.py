@@ -48,7 +48,8 @@ class Sequence:
     """One answer in the making. Created by the engine, then changed by the scheduler alone.
 
     `token_ids` holds prompt and output; `num_prompt` tells where the output begins. The list may be others', too: it is
-    copied when the sequence first enters a row. `logprobs` has one entry for each output token where asked for. `held` are the other samples of the request while they are HELD.
+    copied when the sequence first enters a row. `logprobs` has one entry for each output token where asked for.
+    `held` are the other samples of the request while they are HELD.
     """
 
     request_id: str

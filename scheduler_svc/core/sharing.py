@@ -63,7 +63,7 @@ class Sharing:
                 self._state.leaders.append(leader)
                 continue
             leader.held = [sample for sample in leader.held if sample.state is State.HELD]  # not those cancelled
-            goes_on = leader.num_prompt + 1 < self._state.bound_in_row(leader)
+            goes_on = self._goes_on(leader)
             room = min(self._state.columns.num_free_rows, spare_blocks if goes_on else len(leader.held))
             room = 0 if leader.alone else max(room, 0)
             joining, leader.held = leader.held[:room], leader.held[room:]
@@ -72,6 +72,15 @@ class Sharing:
             if joining:
                 joined[leader.row] = [self._enter(sample, leader, goes_on) for sample in joining]
         return joined
+
+    def needs(self, leader: Sequence) -> tuple[int, int]:
+        """Rows that the leader's held samples take when they join, and blocks in the step after."""
+        num_rows = sum(sample.state is State.HELD for sample in leader.held)
+        return num_rows, num_rows if self._goes_on(leader) else 0
+
+    def _goes_on(self, leader: Sequence) -> bool:
+        """Whether the token from the last logits of the prompt is not the last one in its row."""
+        return leader.num_prompt + 1 < self._state.bound_in_row(leader)
 
     def _enter(self, sample: Sequence, leader: Sequence, goes_on: bool) -> JoinedRow:
         state, columns = self._state, self._state.columns

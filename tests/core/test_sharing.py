@@ -184,6 +184,18 @@ def test_a_sample_that_joins_in_the_row_of_a_victim_of_the_same_plan_gets_none_o
     assert_exact(late, list(range(100, 108)), 1)
 
 
+@pytest.mark.parametrize("prefix_caching", [True, False])
+def test_requests_that_wait_do_not_take_the_rows_of_samples_before_them(prefix_caching: bool) -> None:
+    run = Run(num_blocks=400, tokens_per_step=256)
+    run.scheduler.state.prefix_caching = prefix_caching
+    requests = [samples_of(list(range(100 * i, 100 * i + 23)), 4) for i in range(8)]
+    for samples in requests:
+        run.scheduler.submit(samples[0])
+    run.to_the_end()
+    assert run.num_computed == 8 * (23 + 5 * 4)
+    assert run.num_copies == 8 * 3
+
+
 def test_held_samples_wait_too_and_share_the_ids_of_their_prompt() -> None:
     run, samples = Run(num_rows=2), samples_of(list(range(100)), 5)
     run.scheduler.submit(samples[0])
