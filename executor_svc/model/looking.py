@@ -28,14 +28,25 @@ def register(name: str, mask_function: Callable[..., object] | None = None) -> N
 
 def forward(model: PreTrainedModel, name: str, look: Look, tokens: torch.Tensor, **inputs: object) -> torch.Tensor:
     """One pass over `tokens` `[num_tokens]`. Returns logits `[num_tokens, vocab]`. The model keeps `name`."""
+    logits: torch.Tensor = _run(model, model, name, look, tokens, inputs).logits[0]
+    return logits
+
+
+def without_logits(model: PreTrainedModel, name: str, look: Look, tokens: torch.Tensor, **inputs: object) -> None:
+    """The same without the model's head."""
+    _run(model, model.base_model, name, look, tokens, inputs)
+
+
+def _run(
+    model: PreTrainedModel, part: Any, name: str, look: Look, tokens: torch.Tensor, inputs: dict[str, object]
+) -> Any:
     model.set_attn_implementation(name)
     modules = list(model.modules())
     for module in modules:
         setattr(module, _ATTRIBUTE, look)
     try:
         with torch.inference_mode():
-            logits: torch.Tensor = model(input_ids=tokens[None], use_cache=False, **inputs).logits[0]
-            return logits
+            return part(input_ids=tokens[None], use_cache=False, **inputs)
     finally:
         for module in modules:
             delattr(module, _ATTRIBUTE)

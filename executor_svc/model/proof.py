@@ -9,6 +9,7 @@ positions, whatever still differs from token to token comes from such a place, o
 What these passes understand, `executor_svc.model.rehearsal` then checks by its results.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,8 +94,9 @@ def prove(model: PreTrainedModel, max_model_len: int) -> list[ProvenLayer]:
 
 
 def _pass(model: PreTrainedModel, look: looking.Look, tokens: torch.Tensor) -> torch.Tensor:
-    """`tokens` `[NUM_TOKENS]` are ids and positions at once."""
-    return looking.forward(model, PROOF_NAME, look, tokens, position_ids=tokens[None])
+    """`tokens` `[NUM_TOKENS]` are positions, and ids as far as there are."""
+    ids = tokens % model.config.get_text_config().vocab_size
+    return looking.forward(model, PROOF_NAME, look, ids, position_ids=tokens[None])
 
 
 def _zeros(query: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -140,7 +142,7 @@ class _Spread:
         """tensor: `[NUM_TOKENS, ...]`."""
         values = tensor.float()
         spread = float((values - values[:1]).abs().max() / values.abs().max().clamp_min(1e-30))
-        if not spread <= self._most:  # NaN counts as more
+        if not (spread <= self._most or math.isnan(self._most)):  # NaN counts as more than all
             self._most, self._where = spread, name
 
     def check(self, model_name: str, dtype: torch.dtype) -> None:

@@ -151,6 +151,8 @@ def meddle(monkeypatch, meddle):
 
 
 MEDDLING = {
+    "a sum with the token before, in a ring": lambda hidden: hidden + 0.5 * hidden.roll(1, 1),
+    "a step of one token": lambda hidden: hidden.flip(-1) if hidden.shape[1] == 1 else hidden,
     "a scale by the number of tokens": lambda hidden: hidden * hidden.shape[1] ** 0.5,
     "statistics of all tokens": lambda hidden: hidden / hidden.std(1, keepdim=True).clamp_min(0.1),
 }
@@ -163,6 +165,44 @@ def test_what_depends_on_the_other_tokens_of_a_step_is_found_by_rehearsing(monke
     meddle(monkeypatch, MEDDLING[kind])
     with pytest.raises(ModelRefused, match="would be served wrong"):
         understand(tiny_llama(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_a_model_does_around_its_body_is_found_missing_where_nobody_samples(monkeypatch, dtype):
+    forward = transformers.LlamaForCausalLM.forward
+
+    def later(self, input_ids, position_ids=None, **options):
+        positions = torch.arange(input_ids.shape[1])[None] if position_ids is None else position_ids
+        return forward(self, input_ids, position_ids=positions + 1, **options)
+
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "forward", later)
+    with pytest.raises(ModelRefused, match="the queries of layer 0"):
+        understand(tiny_llama(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_scores_of_hundreds_are_not_taken_for_a_fault(dtype):
+    """The model's own attention is coarse there, as in Qwen 2, whose keys have large biases."""
+    model = random_model(tiny_config("qwen2", {}), dtype)
+    for layer in model.model.layers:
+        layer.self_attn.q_proj.bias.data.normal_().mul_(20)
+        layer.self_attn.k_proj.bias.data.normal_().mul_(200)
+    assert understand(model)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 2])
+def test_a_model_of_hardly_any_tokens_is_understood(vocab_size):
+    config = transformers.LlamaConfig(
+        **TINY_DECODER | {"vocab_size": vocab_size, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
+    )
+    assert understand(random_model(config))
+
+
+def test_values_that_are_no_numbers_are_not_forgotten_when_later_ones_are(monkeypatch):
+    model = tiny_llama()
+    model.model.layers[0].self_attn.v_proj.weight.data.fill_(torch.inf)
+    with pytest.raises(ModelRefused, match="differ by nan in the values"):
+        prove(model, MAX_MODEL_LEN)
 
 
 def test_room_for_a_limited_number_of_tokens_is_found_by_rehearsing(monkeypatch):
