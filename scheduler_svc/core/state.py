@@ -94,9 +94,14 @@ class CoreState:
 
     @property
     def unused_slots(self) -> int:
-        """Slots in block tables that hold no token yet; a token counts from the plan that computes it."""
+        """Slots of used blocks that hold no token yet; a token counts from the plan that computes it."""
         rows = self.columns.running_rows()
-        return int((self.columns.num_blocks[rows] * self.lease.block_size - self.columns.num_computed[rows]).sum())
+        num_blocks = self.columns.num_blocks[rows]
+        unused = num_blocks * self.lease.block_size - self.columns.num_computed[rows]
+        if num_blocks.sum() != self.cache.pool.num_used:  # some are shared: if they have room, as the last of a table
+            _, first = np.unique(self.columns.block_table[rows, num_blocks - 1], return_index=True)
+            unused = unused[first]
+        return int(unused.sum())
 
     def bound(self, sequence: Sequence) -> bool:
         """Set how long the sequence may become under this lease. False if it can never be computed.

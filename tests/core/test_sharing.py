@@ -81,6 +81,8 @@ def test_samples_of_one_token_need_no_copy(num_prompt: int) -> None:
     run.to_the_end()
     assert_exact(samples, prompt, 1)
     assert (run.num_computed, run.num_copies) == (num_prompt, 0)
+    counters = run.scheduler.state.counters
+    assert (counters.peak_used_blocks, counters.peak_unused_slots) == (2, 8 - num_prompt)
 
 
 def test_all_samples_draw_from_the_step_that_ends_the_prompt() -> None:

@@ -3,11 +3,13 @@
 import asyncio
 import contextlib
 import random
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
 
 from paged.client import Client, InvalidRequestError, ResourceExhaustedError
+from scheduler_svc.core.audit import audit
 from scheduler_svc.core.sequence import Sampling
 from scheduler_svc.engine import Engine
 from scheduler_svc.errors import RequestFailed
@@ -101,20 +103,26 @@ async def test_a_prompt_with_samples_is_computed_and_stored_once(system: System)
             await client.complete(prompt, n=2)
 
 
+@contextlib.asynccontextmanager
+async def running_engine(system: System, *flags: str) -> AsyncIterator[Engine]:
+    """One in this process, over a simulated executor with these flags; without an API, so that a test is its reader."""
+    system.services.append(executor := start_executor(system.directory, "--simulate", *flags, *system.executor_flags))
+    endpoint = executor.wait_until_ready().address
+    engine = Engine(SchedulerSettings(executor_endpoint=endpoint, cache_dir=system.directory / "cache"))
+    driving = asyncio.ensure_future(engine.run())
+    async with asyncio.timeout(30):
+        while not engine.ready:
+            await asyncio.sleep(0.01)
+        yield engine
+    driving.cancel()
+    await asyncio.wait([driving])
+
+
 async def test_an_error_in_one_sample_ends_the_others_though_nobody_reads(system: System) -> None:
     prompt = [1, 2, 3]
     script(system, faults=[{"kind": "not_finite", "row_of_prompt": prompt, "step": 5}])
     # Two samples meet the fault; the third would be computed after them.
-    flags = ["--simulate", "--max-rows", "2", "--simulate-fixed-us", "2000", *system.executor_flags]
-    system.services.append(executor := start_executor(system.directory, *flags))
-    settings = SchedulerSettings(
-        executor_endpoint=executor.wait_until_ready().address, cache_dir=system.directory / "cache"
-    )
-    engine = Engine(settings)
-    driving = asyncio.ensure_future(engine.run())
-    async with asyncio.timeout(20):
-        while not engine.ready:
-            await asyncio.sleep(0.01)
+    async with running_engine(system, "--max-rows", "2", "--simulate-fixed-us", "2000") as engine:
         request = GenerationRequest("r", prompt, Sampling(), max_tokens=2000, ignore_eos=True, num_samples=3)
         async with contextlib.aclosing(engine.generate(request)) as deltas:
             await anext(deltas)
@@ -125,5 +133,27 @@ async def test_an_error_in_one_sample_ends_the_others_though_nobody_reads(system
                 async for _ in deltas:
                     pass
         assert engine.load().failed_requests == 1
-    driving.cancel()
-    await asyncio.wait([driving])
+
+
+@pytest.mark.parametrize("max_rows", [2, 8])
+@pytest.mark.parametrize("num_ended", [0, 2])
+async def test_a_cancelled_request_leaves_no_sample_behind(system: System, max_rows: int, num_ended: int) -> None:
+    call = Call([301, 302, 303], 500, 1.0, 7, "")
+    ends = tuple(call.expected((), index)[4] for index in range(num_ended))
+    async with running_engine(system, "--max-rows", str(max_rows), "--simulate-fixed-us", "500") as engine:
+        for _ in range(25):
+            # The same id each time: no record of it may be left.
+            request = GenerationRequest(
+                "r", call.prompt, Sampling(1.0, seed=7), 500, stop_token_ids=ends, ignore_eos=True, num_samples=4
+            )
+            num_messages = num_finished = 0
+            async with contextlib.aclosing(engine.generate(request)) as deltas:
+                async for delta in deltas:
+                    num_messages, num_finished = num_messages + 1, num_finished + (delta.finish is not None)
+                    if num_messages >= 3 and num_finished >= num_ended:
+                        break
+            load = engine.load()
+            assert (load.running_sequences, load.waiting_sequences, load.used_blocks) == (0, 0, 0)
+            audit(engine._scheduler.state)
+        assert engine._requests == {}
+        assert engine.load().cancelled_requests == 25
