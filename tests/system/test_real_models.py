@@ -133,13 +133,57 @@ async def test_answers_that_cross_the_length_at_which_keys_change_are_right_on_b
     reference = reference_model(directory)
     for answered in wanted:
         assert len(answered.ids) == 20
-        for i, entry in enumerate(answered.logprobs):
-            before = answered.prompt + answered.ids[:i]
-            token_ids, logits = [*before, answered.ids[i]], reference_logits(reference, before)
-            if answered.sampling.temperature == 0 and answered.sampling.repetition_penalty == 1:
-                assert_greedy(logits, token_ids, len(before))
-            column = ([answered.ids[i], *entry.top_ids], [entry.logprob, *entry.top_logprobs], entry.rank)
-            assert_logprobs(logits, token_ids, len(before), [column])
+        judge_by_length(reference, answered)
+
+
+def judge_by_length(reference: PreTrainedModel, answered: Answered) -> None:
+    for i, entry in enumerate(answered.logprobs):
+        before = answered.prompt + answered.ids[:i]
+        token_ids, logits = [*before, answered.ids[i]], reference_logits(reference, before)
+        if answered.sampling.temperature == 0 and answered.sampling.repetition_penalty == 1:
+            assert_greedy(logits, token_ids, len(before))
+        elif answered.sampling.temperature > 0:
+            # A token's randomness follows from its place in the whole sequence.
+            assert_drawn(logits, token_ids, len(before), answered.sampling)
+        column = ([answered.ids[i], *entry.top_ids], [entry.logprob, *entry.top_logprobs], entry.rank)
+        assert_logprobs(logits, token_ids, len(before), [column])
+
+
+async def test_samples_that_cross_the_length_at_which_keys_change_are_right_cold_preempted_and_cached(
+    tmp_path: Path,
+) -> None:
+    """C8.6. Prompts end before, at and behind that length, and each is asked for twice."""
+    directory = save_model(tmp_path / "longrope", rope_config("longrope"))
+    chance = random.Random(6)
+    stem = [chance.randrange(VOCAB_SIZE) for _ in range(ORIGINAL + 4)]
+    prompts = [stem[:length] for length in range(ORIGINAL - 2, ORIGINAL + 2)]
+    pool = ["--block-size", "4", "--num-blocks", "14", "--max-rows", "8", "--tokens-per-step", "24"]
+    asked = {"max_tokens": 5, "temperature": 1.0, "logprobs": 3, "ignore_eos": True, "n": 3}
+    with cleaned_up([]) as services:
+        services.append(start_executor(tmp_path, "--model", str(directory), "--dtype", "float32", *pool))
+        endpoint = services[0].wait_until_ready().address
+        services.append(start_scheduler(tmp_path, endpoint))
+        async with Client(services[1].wait_until_ready().address) as client:
+            await ready(client)
+            rounds = [
+                await asyncio.gather(
+                    *[client.complete_samples(prompt, seed=i, **asked) for i, prompt in enumerate(prompts)]
+                )
+                for _ in range(2)
+            ]
+            load = await idle_load(client)
+    assert load.used_blocks == 0
+    assert load.cached_prompt_tokens > 0
+    assert load.preemptions > 0
+    reference = reference_model(directory)
+    for wholes in rounds:
+        for seed, (prompt, samples) in enumerate(zip(prompts, wholes, strict=True)):
+            for index, sample in enumerate(samples):
+                sampling = executor_pb2.RowSampling(
+                    temperature=1.0, top_p=1.0, repetition_penalty=1.0, seed=seed, index=index
+                )
+                assert len(sample.token_ids) == 5
+                judge_by_length(reference, Answered(prompt, sampling, sample.token_ids, sample.logprobs))
 
 
 @pytest.mark.model
