@@ -31,6 +31,7 @@ def prepare(directory: Path, config: PreTrainedConfig, stored: Mapping[str, Stor
     method = _method(directory, quantization)
     if method == "compressed-tensors":
         _check_schemes(directory, quantization)
+    _check_scales(directory, stored)
     package = _PACKAGES.get(method)
     if package is not None and find_spec(package) is None:
         raise ModelRefused(
@@ -73,6 +74,18 @@ def _check_plain(directory: Path, stored: Mapping[str, StoredTensor]) -> None:
             raise ModelRefused(
                 f"{directory} stores {name} as {tensor.dtype}, but config.json has no quantization_config that says "
                 "how it is to be read; use a checkpoint that transformers can load"
+            )
+
+
+def _check_scales(directory: Path, stored: Mapping[str, StoredTensor]) -> None:
+    """Without its scale, transformers would take a weight's quantised numbers for the weight itself."""
+    for name, tensor in stored.items():
+        if not (tensor.dtype.startswith("F8") and name.endswith((".weight", "_proj"))):
+            continue
+        scales = (f"{name}_scale_inv", f"{name}_scale", f"{name.removesuffix('weight')}scale")
+        if not any(scale in stored for scale in scales):
+            raise ModelRefused(
+                f"{directory} stores {name} as {tensor.dtype} without a scale ({scales[0]}); copy or download it again"
             )
 
 

@@ -15,6 +15,7 @@ from executor_svc.model.load import load
 from executor_svc.model.loading import find_directory
 from executor_svc.model.refusal import ModelRefused
 from scheduler_svc.text.tokenizer import Tokenizer
+from tests.model.checkpoints import make_fp8_blocks
 from tests.model.conftest import MAX_ROWS, Model, random_ids, settings_for
 from tests.model.driver import Driver
 from tests.model.test_margin import NUM_OUTPUTS, assert_margin, greedy
@@ -212,6 +213,13 @@ def test_experts_in_a_type_that_nobody_explains_are_refused(tmp_path):
     for dtype in (torch.float8_e4m3fn, torch.int8):
         edit_weights(tmp_path, lambda weights, dtype=dtype: weights.update({name: weights[name].to(dtype)}))
         assert f"stores {name} as" in refusal(tmp_path)
+
+
+def test_a_quantised_weight_without_its_scale_is_refused(tmp_path):
+    make_fp8_blocks(tmp_path)
+    lost = "model.layers.1.mlp.up_proj.weight_scale_inv"
+    edit_weights(tmp_path, lambda weights: weights.pop(lost))
+    assert f"without a scale ({lost})" in refusal(tmp_path)
 
 
 def test_an_adapter_is_refused(directory):
