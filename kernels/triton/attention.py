@@ -7,13 +7,13 @@ from typing import Any
 import torch
 import triton.language as tl
 
-from kernels.checks import check_attention
+from kernels.checks import KernelInputError, check_attention
 from kernels.triton.attention_kernel import attention_kernel, merge_kernel
 from kernels.triton.device import check_device, check_last_stride
 from kernels.triton.tiles import MAX_REGISTERS, Tile, kind_of, num_splits, power_of_two, tile_for
 
 LOG2_E = log2(e)
-MAX_CONTEXT = 2**31 - 1  # of an int32 length
+MAX_CONTEXT = 2**31 - 2**14  # positions are int32 on the device, those a step or an empty part past the end too
 DOT_DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 
@@ -84,6 +84,11 @@ def tile_and_splits(
     num_tokens, num_heads, head_dim = q.shape
     _, block_size, num_kv_heads, value_dim = value_cache.shape
     num_rows, table_width = block_tables.shape
+    if table_width * block_size > MAX_CONTEXT:
+        raise KernelInputError(
+            f"block_tables: has {table_width} blocks of {block_size} tokens a row, must be of at most {MAX_CONTEXT} "
+            "tokens in all; pass the columns that are used"
+        )
     group = num_heads // num_kv_heads
     kind = kind_of(num_tokens, num_rows, group)
     dot = dot_dtype(q, key_cache)
@@ -139,7 +144,7 @@ def attend(
     )
     attention_kernel[grid](
         q, key_cache, value_cache, tables, query_start, context_lens, sinks, parts, tops, totals,
-        score_scale, score_cap, window or 0, min(table_width * key_cache.shape[1], MAX_CONTEXT),
+        score_scale, score_cap, window or 0, table_width * key_cache.shape[1],
         num_tokens, num_rows, splits,
         *q.stride()[:2], *key_cache.stride()[:3], *value_cache.stride()[:3], table_stride,
         HAS_TABLE=has_table, HAS_WINDOW=window is not None, HAS_CAP=soft_cap is not None, HAS_SINKS=sinks is not None,

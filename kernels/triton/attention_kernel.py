@@ -153,6 +153,7 @@ def attention_kernel(
         end = tl.minimum(begin + part, seen_end)
         if begin >= end:
             tl.store(tops + out_row, tl.full([BLOCK_M], float("-inf"), tl.float32), mask=used)
+            tl.store(totals + out_row, tl.zeros([BLOCK_M], tl.float32), mask=used)
             return
 
     q_row = q + token.to(tl.int64) * q_token_stride + head.to(tl.int64) * q_head_stride
@@ -215,8 +216,8 @@ def attention_kernel(
 @triton.jit(do_not_specialize=["num_splits"])
 def merge_kernel(
     parts,  # [num_tokens, num_heads, num_splits, VALUE_DIM] fp32, each part's own softmax
-    tops,  # [num_tokens, num_heads, num_splits] fp32, in powers of two; -inf: the rest of the part was not written
-    totals,  # as tops
+    tops,  # [num_tokens, num_heads, num_splits] fp32, in powers of two
+    totals,  # as tops; 0: no key is seen, and what `parts` holds there may never have been written
     sinks,
     out,  # [num_tokens, num_heads, VALUE_DIM]
     num_splits,
@@ -244,11 +245,12 @@ def merge_kernel(
         part = base + tl.arange(0, MERGED_AT_ONCE)
         rows = out_row * num_splits + part
         part_top = tl.load(tops + rows, mask=part < num_splits, other=float("-inf"))
-        # A part without keys was never written: what its memory holds may be NaN.
-        written = part_top > float("-inf")
-        weights = tl.exp2(part_top - subtracted) * tl.load(totals + rows, mask=written, other=0.0)
+        part_total = tl.load(totals + rows, mask=part < num_splits, other=0.0)
+        # Not told by the largest score, which is -inf too where all are NaN: that must not get lost.
+        seen = part_total != 0.0
+        weights = tl.exp2(part_top - subtracted) * part_total
         total += tl.sum(weights, 0)
-        mask = written[:, None] & (dv < VALUE_DIM)[None, :]
+        mask = seen[:, None] & (dv < VALUE_DIM)[None, :]
         values = tl.load(parts + rows[:, None] * VALUE_DIM + dv[None, :], mask=mask, other=0.0)
         attended += tl.sum(weights[:, None] * values, 0)
     attended = attended / tl.where(total == 0.0, 1.0, total)

@@ -3,7 +3,11 @@
 import pytest
 import torch
 
-from tests.kernels.pool import FLOAT_TYPES, MIXED, Pool, dense
+from kernels import KernelInputError
+from kernels.triton.attention import attention_constants, num_tiles, score_factors
+from kernels.triton.attention_kernel import attention_kernel
+from kernels.triton.tiles import tile_for
+from tests.kernels.pool import FLOAT_TYPES, MIXED, TRITON, Pool, dense
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
@@ -135,3 +139,28 @@ def test_queries_and_keys_of_a_step_may_be_far_apart(backend):
     k.copy_(torch.randn(3, 2, 16))
     backend.write_kv(k, k, pool.key_cache, pool.value_cache, torch.arange(3))
     assert torch.equal(pool.value_cache[0, :3], k)
+
+
+def test_results_far_behind_the_first_are_stored_in_their_places():
+    """C9.1, `out` of a long packed batch: token 1 is stored at element 2**31, token 2 at 2**32.
+
+    That many results are not computed here. The kernel puts a token's results as far apart as it has parts of each, so
+    it is told of 2**27 parts, and the first, which has all of these contexts, is launched.
+    """
+    pool = Pool([(2, 5), (1, 9)], backend=TRITON, heads=1, kv_heads=1, dtype=torch.float16)
+    tile, num_parts = tile_for("mixed", 1, 16, 16, torch.float16, 1 << 17), 1 << 27
+    out = sparse((3, 16), (num_parts * 16, 1))
+    attention_kernel[(num_tiles(tile, 3, 2), 1, 1)](
+        *pool.tensors, None, out, None, None, *score_factors(0.25, None), 0, 12, 3, 2, num_parts,
+        *pool.q.stride()[:2], *pool.key_cache.stride()[:3], *pool.value_cache.stride()[:3], pool.tables.stride(0),
+        HAS_TABLE=True, HAS_WINDOW=False, HAS_CAP=False, HAS_SINKS=False, SPLIT=False,
+        **attention_constants(1, pool.key_cache.shape, 16, torch.float16, tile),
+    )  # fmt: skip
+    torch.testing.assert_close(out.float(), pool.expected()[:, 0], atol=2e-3, rtol=2e-3)
+
+
+def test_a_table_of_more_positions_than_32_bits_count_is_refused():
+    pool = Pool([(1, 5)], backend=TRITON)
+    pool.tables = torch.empty(1, 1 << 29, dtype=torch.int32)  # takes no memory: nothing of it is touched
+    with pytest.raises(KernelInputError, match=r"^block_tables: has 536870912 blocks of 4 tokens"):
+        pool.attention()

@@ -121,3 +121,14 @@ def test_without_a_table_the_results_are_those_of_a_table_that_counts_up(rows):
     expected = pool.attention()
     pool.tables.fill_(2**31 - 1)
     assert torch.equal(contiguous_attention(*pool.tensors, scale=0.25), expected)
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+def test_a_query_that_is_not_finite_gives_nothing_that_is(splits):
+    """A part whose every score is NaN is not one without keys: zeros for it would hide that the row is lost."""
+    pool = Pool([(1, 70), (3, 40)], backend=TRITON)
+    expected = pool.expected()
+    pool.q[0] = torch.nan
+    out = attend_in_parts(pool, splits)
+    assert out[0].isnan().all()
+    torch.testing.assert_close(out[1:], expected[1:], atol=1e-5, rtol=1e-5)
