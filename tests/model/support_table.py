@@ -14,11 +14,15 @@ from executor_svc.model.proof import ProvenLayer
 from executor_svc.model.refusal import ModelRefused
 from tests.model.checkpoints import CHECKPOINTS
 from tests.model.families import REFUSED, SERVED, tiny_config
+from tests.model.gguf_files import GGUF_TYPES
+from tests.model.test_directories import SAFETENSORS
 from tests.model.test_families import SITUATIONS
 from tests.model.test_positions import FAMILIES as LEARNED_POSITIONS
 from tests.model.test_refusals import random_model, understand
+from tests.model.test_rotary import CONFIGURED, LIMITS, LIMITS_OF_PHIMOE, ORIGINAL, ROPES
 from tests.model.test_windows import WINDOWS
 
+GGUF_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}  # of the plain types
 PAGE = Path(__file__).parents[2] / "docs/models.md"
 
 TEXT = """# Which models are served
@@ -45,6 +49,22 @@ The executor ends with the reason, and serves nothing, for these {num_refused} f
 ## Quantised checkpoints
 
 {checkpoints}
+
+## Weights
+
+Pickled weights (`pytorch_model.bin`) are refused: they run code when they are read. A GGUF file is made into
+safetensors once, its quantised weights as bfloat16. It may be of any architecture that transformers can read and that
+is served; llama is the one that is tried.
+
+{weights}
+
+## Rotary positions
+
+Of a tiny Llama that stretches an original length of {original} tokens to {configured}. Sequences end at the original
+length where keys in a cache could not be right past it: `dynamic` turns all by the length of the whole, and of PhiMoE
+transformers computes the factors of short sequences alone.
+
+{ropes}
 """
 
 
@@ -59,6 +79,10 @@ def page() -> str:
         served=table(["type", "architecture", "special", "also shown"], sorted(served)),
         refused=table(["type", "architecture", "reason"], sorted(refused)),
         checkpoints=table(["format", "scheme", "result", "note"], [checkpoint_row(each) for each in CHECKPOINTS]),
+        weights=table(["format", "variant", "result"], weight_rows()),
+        original=ORIGINAL,
+        configured=CONFIGURED,
+        ropes=table(["type", "longest sequence", "past the original length"], rope_rows()),
     )
 
 
@@ -91,6 +115,31 @@ def checkpoint_row(checkpoint) -> list[str]:
     margin = checkpoint.margin_nats
     result = "refused" if margin is None else f"margin rule, {margin:g} nats"
     return [checkpoint.format, checkpoint.scheme, result, checkpoint.note]
+
+
+def weight_rows() -> list[list[str]]:
+    plain = [kind for kind, dtype in GGUF_TYPES.items() if kind == GGUF_NAMES[dtype]]
+    quantised = [kind for kind in GGUF_TYPES if kind not in plain]
+    return [
+        *(["safetensors", layout, "margin rule"] for layout in SAFETENSORS),
+        ["GGUF", ", ".join(plain), "weights to the bit; margin rule for F32 and F16"],
+        ["GGUF", ", ".join(quantised), "weights to the bit, rounded to bfloat16"],
+    ]
+
+
+def rope_rows() -> list[list[str]]:
+    rows = [(f"`{kind}`", limits, "original_max_position_embeddings" in ROPES[kind]) for kind, limits in LIMITS.items()]
+    rows.append(("`longrope` of PhiMoE", LIMITS_OF_PHIMOE, True))
+    return [[name, str(limits[0]), past_the_original_length(*limits, named)] for name, limits, named in rows]
+
+
+def past_the_original_length(longest: int, switch: int, named: bool) -> str:
+    """`named`: whether the configuration has an original length beside the one it is stretched to."""
+    if longest == ORIGINAL:
+        return "ends"
+    if switch:
+        return "computed anew from its beginning, once, with the factors of long sequences"
+    return "goes on" if named else "–"
 
 
 def traits(model: transformers.PreTrainedModel, layers: list[ProvenLayer]) -> list[str]:

@@ -60,8 +60,12 @@ def refusal(directory: Path, **settings) -> str:
     return str(refused.value)
 
 
-def test_a_model_in_several_files_is_served(directory):
-    split(directory)
+SAFETENSORS = {"one file": lambda directory: None, "several files and their index": split}
+
+
+@pytest.mark.parametrize("layout", SAFETENSORS)
+def test_a_model_in_one_file_or_in_several_is_served(directory, layout):
+    SAFETENSORS[layout](directory)
     model, sequence = Model(directory), greedy(random_ids(1, 9))
     Driver(model.loaded, MAX_ROWS).generate([sequence], NUM_OUTPUTS)
     assert_margin(model, sequence)

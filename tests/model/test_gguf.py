@@ -24,6 +24,7 @@ from scheduler_svc.text.tokenizer import Tokenizer as SchedulerTokenizer
 from tests.margin import assert_greedy, assert_logprobs, reference_logits, reference_model
 from tests.model.conftest import MAX_ROWS, random_ids, settings_for
 from tests.model.driver import Driver
+from tests.model.gguf_files import GGUF_TYPES, ROWS_OF_256, write_llama_gguf
 from tests.model.test_margin import greedy
 from tests.text.models import KINDS
 from tests.tiny_models import TINY_DECODER, VOCAB_SIZE, save_model
@@ -100,65 +101,28 @@ def test_a_file_that_changed_is_converted_anew(tmp_path, monkeypatch):
     assert (second / "copy").read_bytes() == b"two"
 
 
-def write_llama_gguf(file, directory, quantisation, left_out=None, architecture="llama", pre="llama-bpe", edit=None):
-    """The tiny Llama as llama.cpp lays it out: queries and keys with the two halves of each head interleaved."""
-    config = json.loads((directory / "config.json").read_text())
-    tokenizer = json.loads((directory / "tokenizer.json").read_text())
-    special = {token["content"] for token in tokenizer["added_tokens"] if token["special"]}
-    added = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
-    vocab = tokenizer["model"]["vocab"] | added
-    tokens = sorted(vocab, key=vocab.__getitem__)
-    num_heads, num_kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    writer = gguf.GGUFWriter(file, architecture)
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(num_heads)
-    writer.add_head_count_kv(num_kv_heads)
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
-    writer.add_rope_dimension_count(config["hidden_size"] // num_heads)
-    writer.add_vocab_size(config["vocab_size"])
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(pre)
-    writer.add_token_list(tokens)
-    writer.add_token_types([3 if token in special else 4 if token in added else 1 for token in tokens])
-    writer.add_token_merges([" ".join(merge) for merge in tokenizer["model"]["merges"]])
-    writer.add_bos_token_id(vocab["<s>"])
-    writer.add_eos_token_id(vocab["</s>"])
-    if edit:
-        edit(writer)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
-    for name, tensor in load_file(directory / "model.safetensors").items():
-        if name == left_out:
-            continue
-        heads = num_heads if "q_proj" in name else num_kv_heads if "k_proj" in name else None
-        if heads:
-            tensor = tensor.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
-        plain = tensor.dim() == 1 or quantisation == gguf.GGMLQuantizationType.F32
-        data = tensor.numpy() if plain else tensor.half().numpy()
-        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), data.copy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+@pytest.mark.parametrize("stored_as", GGUF_TYPES)
+def test_weights_come_out_as_they_are_stored(tmp_path, stored_as):
+    """To the bit where the file's type is a plain one, and rounded to bfloat16 where it is quantised."""
+    directory = save_model(tmp_path / "original", transformers.LlamaConfig(**TINY_DECODER | ROWS_OF_256))
+    file, dtype = tmp_path / "tiny.gguf", GGUF_TYPES[stored_as]
+    stored = write_llama_gguf(file, directory, stored_as)
+    weights = load_file(converted(file, tmp_path / "cache") / "model.safetensors")
+    assert weights.keys() == stored.keys()
+    for name, weight in weights.items():
+        assert weight.dtype == dtype
+        assert torch.equal(weight, stored[name].to(dtype)), name
 
 
-@pytest.mark.parametrize(("quantisation", "dtype"), [("F32", "float32"), ("F16", "float16")])
-def test_plain_weights_come_out_as_they_were(tiny_directories, tmp_path, quantisation, dtype):
+@pytest.mark.parametrize(("stored_as", "dtype"), [("F32", "float32"), ("F16", "float16")])
+def test_a_file_is_a_model_with_a_name_an_end_and_a_tokenizer(tiny_directories, tmp_path, stored_as, dtype):
     directory = tiny_directories["llama"]
     file = tmp_path / "tiny.gguf"
-    write_llama_gguf(file, directory, gguf.GGMLQuantizationType[quantisation])
+    write_llama_gguf(file, directory, stored_as)
     loaded = load(settings_for(file, dtype="auto", cache_dir=tmp_path / "cache"))
     assert (loaded.facts.name, loaded.facts.dtype, loaded.facts.vocab_size) == ("tiny", dtype, VOCAB_SIZE)
     assert list(loaded.facts.eos_token_ids) == [257]
-    original = load_file(directory / "model.safetensors")
     converted_directory = next(path for path in (tmp_path / "cache").iterdir() if path.is_dir())
-    weights = load_file(converted_directory / "model.safetensors")
-    assert weights.keys() == original.keys()
-    for name, weight in weights.items():
-        assert torch.equal(weight, original[name].to(weight.dtype)), name
     expected, found = (Tokenizer.from_file(str(d / "tokenizer.json")) for d in (directory, converted_directory))
     for text in ("plain", " a  b\n", "123 45", "Ünï çödé", "日本語", "def f(x):\n    return x"):
         assert found.encode(text, add_special_tokens=False).ids == expected.encode(text).ids
@@ -166,7 +130,7 @@ def test_plain_weights_come_out_as_they_were(tiny_directories, tmp_path, quantis
 
 def test_a_gguf_without_one_of_the_weights_is_refused_by_name(tiny_directories, tmp_path):
     file, lost = tmp_path / "tiny.gguf", "model.layers.1.mlp.up_proj.weight"
-    write_llama_gguf(file, tiny_directories["llama"], gguf.GGMLQuantizationType.F32, left_out=lost)
+    write_llama_gguf(file, tiny_directories["llama"], "F32", left_out=lost)
     with pytest.raises(ModelRefused, match=lost):
         converted(file, tmp_path / "cache")
 
@@ -215,7 +179,7 @@ def many_texts() -> list[str]:
 def test_a_gguf_model_has_the_ids_and_the_numbers_of_the_original(original, tmp_path, quantisation):
     directory, pre = original
     file = tmp_path / "tiny.gguf"
-    write_llama_gguf(file, directory, gguf.GGMLQuantizationType[quantisation], pre=pre)
+    write_llama_gguf(file, directory, quantisation, pre=pre)
     loaded = load(settings_for(file, cache_dir=tmp_path / "cache"))
     ours = SchedulerTokenizer.from_bundle(loaded.bundle)
     theirs = transformers.AutoTokenizer.from_pretrained(directory)
@@ -240,7 +204,7 @@ def test_a_chat_template_comes_along_where_the_file_has_one(tiny_directories, tm
             writer.add_chat_template(template)
 
     file = tmp_path / "tiny.gguf"
-    write_llama_gguf(file, tiny_directories["llama"], gguf.GGMLQuantizationType.F32, edit=edit)
+    write_llama_gguf(file, tiny_directories["llama"], "F32", edit=edit)
     ours = SchedulerTokenizer.from_bundle(load(settings_for(file, cache_dir=tmp_path / "cache")).bundle)
     assert ours.has_chat_template == (template is not None)
     if template:
@@ -253,14 +217,14 @@ def test_ends_of_a_turn_and_of_a_message_end_a_text_too(tiny_directories, tmp_pa
         writer.add_eom_token_id(262)
 
     file = tmp_path / "tiny.gguf"
-    write_llama_gguf(file, tiny_directories["llama"], gguf.GGMLQuantizationType.F32, edit=edit)
+    write_llama_gguf(file, tiny_directories["llama"], "F32", edit=edit)
     loaded = load(settings_for(file, cache_dir=tmp_path / "cache"))
     assert list(loaded.facts.eos_token_ids) == [257, 261, 262]
 
 
 def test_an_architecture_that_transformers_cannot_read_is_refused_by_name(tiny_directories, tmp_path):
     file = tmp_path / "tiny.gguf"
-    write_llama_gguf(file, tiny_directories["llama"], gguf.GGMLQuantizationType.F32, architecture="mamba3")
+    write_llama_gguf(file, tiny_directories["llama"], "F32", architecture="mamba3")
     with pytest.raises(ModelRefused, match="mamba3"):
         converted(file, tmp_path / "cache")
 
@@ -283,7 +247,7 @@ def scaling_without_a_name(writer):
 @pytest.mark.parametrize("edit", [scaling_by_name, scaling_by_factors, scaling_without_a_name])
 def test_scaled_rotary_positions_that_would_get_lost_are_refused(tiny_directories, tmp_path, edit):
     file = tmp_path / "tiny.gguf"
-    write_llama_gguf(file, tiny_directories["llama"], gguf.GGMLQuantizationType.F32, edit=edit)
+    write_llama_gguf(file, tiny_directories["llama"], "F32", edit=edit)
     with pytest.raises(ModelRefused, match="scaling of rotary positions"):
         converted(file, tmp_path / "cache")
 
@@ -298,7 +262,7 @@ def test_settings_that_would_get_lost_are_refused_by_name(tiny_directories, tmp_
         add(f"llama.{name}", value)
 
     file = tmp_path / "tiny.gguf"
-    write_llama_gguf(file, tiny_directories["llama"], gguf.GGMLQuantizationType.F32, edit=edit)
+    write_llama_gguf(file, tiny_directories["llama"], "F32", edit=edit)
     with pytest.raises(ModelRefused, match=rf"llama\.{name} \({value:g}\) gets lost"):
         converted(file, tmp_path / "cache")
 
@@ -310,14 +274,14 @@ def test_settings_that_mean_nothing_are_not_missed(tiny_directories, tmp_path):
         writer.add_rope_scaling_factor(1.0)
 
     file = tmp_path / "tiny.gguf"
-    write_llama_gguf(file, tiny_directories["llama"], gguf.GGMLQuantizationType.F32, edit=edit)
+    write_llama_gguf(file, tiny_directories["llama"], "F32", edit=edit)
     assert converted(file, tmp_path / "cache").is_dir()
 
 
 @pytest.mark.parametrize("pre", ["smollm", "deepseek-llm", "default", None])
 def test_a_way_to_take_texts_apart_that_would_get_lost_is_refused(tiny_directories, tmp_path, pre):
     file = tmp_path / "tiny.gguf"
-    write_llama_gguf(file, tiny_directories["llama"], gguf.GGMLQuantizationType.F32, pre=pre or "")
+    write_llama_gguf(file, tiny_directories["llama"], "F32", pre=pre or "")
     with pytest.raises(ModelRefused, match=f"how texts are taken apart .tokenizer.ggml.pre = {pre}. gets lost"):
         converted(file, tmp_path / "cache")
 
@@ -338,7 +302,7 @@ def test_a_setting_is_lost_where_the_configuration_says_something_else(config, n
 
 def test_the_largest_gemma_2_is_refused_whose_scale_is_in_no_file(tiny_directories, tmp_path):
     file = tmp_path / "tiny.gguf"
-    write_llama_gguf(file, tiny_directories["llama"], gguf.GGMLQuantizationType.F32, pre="gpt-2")
+    write_llama_gguf(file, tiny_directories["llama"], "F32", pre="gpt-2")
     reader = gguf.GGUFReader(file)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_directories["llama"])
     check_losses(tmp_path, reader, transformers.Gemma2Config(), tokenizer)
@@ -375,7 +339,7 @@ def sentencepiece(tmp_path_factory):
 def test_a_sentencepiece_vocabulary_gives_the_ids_of_the_original(sentencepiece, tmp_path):
     directory, edit = sentencepiece
     file = tmp_path / "tiny.gguf"
-    write_llama_gguf(file, directory, gguf.GGMLQuantizationType.F32, edit=edit)
+    write_llama_gguf(file, directory, "F32", edit=edit)
     ours = SchedulerTokenizer.from_bundle(load(settings_for(file, cache_dir=tmp_path / "cache")).bundle)
     theirs = transformers.AutoTokenizer.from_pretrained(directory)
     for text in many_texts():
@@ -392,7 +356,7 @@ def test_a_sentencepiece_vocabulary_without_a_space_before_texts_is_refused(sent
         edit(writer)
         writer.add_add_space_prefix(False)
 
-    write_llama_gguf(file, directory, gguf.GGMLQuantizationType.F32, edit=without_space)
+    write_llama_gguf(file, directory, "F32", edit=without_space)
     with pytest.raises(ModelRefused, match=r"add_space_prefix \(False\) gets lost"):
         converted(file, tmp_path / "cache")
 
@@ -404,7 +368,7 @@ def test_a_text_begins_and_ends_as_the_file_says(tiny_directories, tmp_path, end
         writer.add_add_eos_token(ends[1])
 
     file = tmp_path / "tiny.gguf"
-    write_llama_gguf(file, tiny_directories["llama"], gguf.GGMLQuantizationType.F32, edit=edit)
+    write_llama_gguf(file, tiny_directories["llama"], "F32", edit=edit)
     ours = SchedulerTokenizer.from_bundle(load(settings_for(file, cache_dir=tmp_path / "cache")).bundle)
     assert ours.encode("a") == [256] * ends[0] + ours.encode("a", False) + [257] * ends[1]
 
@@ -421,5 +385,5 @@ def test_a_text_begins_and_ends_as_the_file_says(tiny_directories, tmp_path, end
 )
 def test_plain_weights_keep_the_type_of_the_file(types, expected):
     matrices = [SimpleNamespace(tensor_type=gguf.GGMLQuantizationType[name], shape=(2, 2)) for name in sorted(types)]
-    norm = SimpleNamespace(tensor_type=gguf.GGMLQuantizationType.F32, shape=(2,))
+    norm = SimpleNamespace(tensor_type="F32", shape=(2,))
     assert _dtype(SimpleNamespace(tensors=[norm, *matrices])) == expected

@@ -15,7 +15,7 @@ from tests.model.driver import Driver
 from tests.model.test_margin import NUM_OUTPUTS, drawn, greedy
 from tests.tiny_models import TINY_DECODER, save_model
 
-ORIGINAL = 32
+ORIGINAL, CONFIGURED = 32, 128
 FACTOR = {"rope_theta": 1e4, "factor": 4.0}
 LONGROPE = {
     "rope_type": "longrope",
@@ -38,11 +38,22 @@ ROPES = {
     },
     "longrope": LONGROPE,
 }
+# The longest sequence, and the length past which keys are turned otherwise, 0 where there is none: of a model of
+# an original length of ORIGINAL that is configured for CONFIGURED.
+LIMITS = {
+    "default": (CONFIGURED, 0),
+    "linear": (CONFIGURED, 0),
+    "dynamic": (ORIGINAL, 0),
+    "yarn": (CONFIGURED, 0),
+    "llama3": (CONFIGURED, 0),
+    "longrope": (CONFIGURED, ORIGINAL),
+}
+LIMITS_OF_PHIMOE = (ORIGINAL, 0)  # longrope of another kind
 LENGTHS = (8, 31, 32, 33, 100)
 
 
 def rope_config(rope_type: str):
-    length = ORIGINAL if rope_type == "dynamic" else 4 * ORIGINAL
+    length = ORIGINAL if rope_type == "dynamic" else CONFIGURED
     return transformers.LlamaConfig(
         **TINY_DECODER | {"max_position_embeddings": length}, rope_parameters=ROPES[rope_type]
     )
@@ -96,17 +107,7 @@ def test_rows_of_all_lengths_in_one_batch_are_as_each_would_be_alone(model):
         assert_right(model, sequence)
 
 
-@pytest.mark.parametrize(
-    ("rope_type", "longest", "switch"),
-    [
-        ("default", 128, 0),
-        ("linear", 128, 0),
-        ("dynamic", 32, 0),
-        ("yarn", 128, 0),
-        ("llama3", 128, 0),
-        ("longrope", 128, 32),
-    ],
-)
+@pytest.mark.parametrize(("rope_type", "longest", "switch"), [(kind, *limits) for kind, limits in LIMITS.items()])
 def test_a_model_says_how_long_its_sequences_are_and_where_keys_change(tmp_path, rope_type, longest, switch):
     facts = load(settings_for(save_model(tmp_path, rope_config(rope_type)))).facts
     assert (facts.max_model_len, facts.rope_switch_len) == (longest, switch)
@@ -203,7 +204,7 @@ def test_phimoe_ends_at_its_original_length(tmp_path):
         rope_parameters=LONGROPE | {"short_mscale": 1.1, "long_mscale": 1.3},
     )
     model = Model(save_model(tmp_path, config))
-    assert (model.loaded.facts.max_model_len, model.loaded.facts.rope_switch_len) == (ORIGINAL, 0)
+    assert (model.loaded.facts.max_model_len, model.loaded.facts.rope_switch_len) == LIMITS_OF_PHIMOE
     sequences = [greedy(random_ids(length, length)) for length in (1, 20)]
     Driver(model.loaded, MAX_ROWS).generate(sequences, NUM_OUTPUTS, chunk=16)
     assert_right(model, *sequences)
