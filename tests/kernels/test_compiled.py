@@ -93,3 +93,39 @@ def test_a_launch_is_made_from_shapes_alone():
     assert ["merge_kernel", "2", "32"] in few
     assert few[0] == ["attention_kernel", "2", "8", "16"]
     assert [name for name, *_ in many] == ["attention_kernel"] * 3
+
+
+JUST_IN_TIME = """
+import triton
+from triton.backends.compiler import GPUTarget
+from benchmarks.kernel_resources import DEVICES, Variant, _write
+
+class Driver:  # what Triton asks of a driver before it launches
+    def get_current_target(self):
+        return GPUTarget("cuda", 90, 32)
+    def get_current_device(self):
+        return 0
+    def get_current_stream(self, device):
+        return 0
+
+triton.runtime.driver.set_active(Driver())
+launches = _write(Variant("bf16", 64, 64, "decode"), DEVICES[90])
+for rows in (1, 2, 3, 5, 8, 17, 64, 500):
+    launches += Variant("bf16", 64, 64, "decode", rows=rows).launches(DEVICES[90])
+for launch in launches:
+    compiled = launch.kernel.warmup(**launch.arguments, grid=launch.grid, **launch.options)
+    print(launch.name, compiled.hash, compiled.asm["ptx"] == launch.compiled(90).asm["ptx"])
+"""
+
+
+def test_triton_takes_the_arguments_of_each_launch_and_compiles_nothing_anew_for_another_number_of_rows():
+    """Its own just-in-time compiler binds them, up to the launch. What it makes of them is what is measured here; a
+    decode step of 1 to 500 rows needs a kernel for whole contexts, one for contexts in parts, and their merge."""
+    done = subprocess.run(
+        [sys.executable, "-c", JUST_IN_TIME], env=ENVIRONMENT, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    launches = [line.split() for line in done.stdout.splitlines()]
+    assert {same for *_, same in launches} == {"True"}
+    kernels = {(name, compiled) for name, compiled, _ in launches}
+    assert sorted(name for name, _ in kernels) == ["attention_kernel"] * 2 + ["merge_kernel", "write_kernel"]
