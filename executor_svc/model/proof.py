@@ -140,7 +140,7 @@ class _Spread:
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
         """tensor: `[NUM_TOKENS, ...]`."""
-        values = tensor.float()
+        values = hidden_as_zero(tensor).float()
         spread = float((values - values[:1]).abs().max() / values.abs().max().clamp_min(1e-30))
         if not (spread <= self._most or math.isnan(self._most)):  # NaN counts as more than all
             self._most, self._where = spread, name
@@ -151,6 +151,11 @@ class _Spread:
                 f"{model_name} mixes tokens outside of attention, or does not take its positions from position_ids: "
                 f"equal tokens at equal positions differ by {self._most:.2g} in the {self._where}"
             )
+
+
+def hidden_as_zero(tensor: torch.Tensor) -> torch.Tensor:
+    """Logits of tokens that a model never wants are the least there is; beside them all others would look alike."""
+    return tensor.masked_fill(tensor <= torch.finfo(tensor.dtype).min, 0)
 
 
 def _check_heads(name: str, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:

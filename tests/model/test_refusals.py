@@ -1,9 +1,11 @@
 """What cannot be served right is refused when it is loaded, with a reason that a user understands."""
 
+import inspect
+
 import pytest
 import torch
 import transformers
-from transformers.models.llama.modeling_llama import LlamaAttention
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
 from transformers.models.mistral.modeling_mistral import MistralAttention
 
 from executor_svc.model import looking
@@ -140,14 +142,14 @@ def test_positions_that_a_layer_counts_are_found_where_they_would_not_show():
     assert "counts the positions of its tokens by itself" in refusal(config)
 
 
-def meddle(monkeypatch, meddle):
-    """Each attention layer computes with `meddle` of its hidden states, as the model by itself does."""
-    original = LlamaAttention.forward
+def meddle(monkeypatch, meddle, kind=LlamaAttention):
+    """Each layer of the kind computes with `meddle` of its hidden states, as the model by itself does."""
+    original = kind.forward
 
     def forward(self, hidden_states, *arguments, **options):
         return original(self, meddle(hidden_states), *arguments, **options)
 
-    monkeypatch.setattr(LlamaAttention, "forward", forward)
+    monkeypatch.setattr(kind, "forward", forward)
 
 
 MEDDLING = {
@@ -156,6 +158,41 @@ MEDDLING = {
     "a scale by the number of tokens": lambda hidden: hidden * hidden.shape[1] ** 0.5,
     "statistics of all tokens": lambda hidden: hidden / hidden.std(1, keepdim=True).clamp_min(0.1),
 }
+
+
+# Of few tokens, and after the first layer's attention.
+LATER = {
+    "with the token before": lambda hidden: hidden + 0.5 * torch.cat([hidden[:, :1], hidden[:, :-1]], 1),
+    "a step of one token": lambda hidden: hidden.flip(-1) if hidden.shape[1] == 1 else hidden,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", LATER)
+def test_what_goes_wrong_for_few_tokens_after_the_first_attention_is_found_by_rehearsing(monkeypatch, kind, dtype):
+    meddle(monkeypatch, LATER[kind], LlamaMLP)
+    with pytest.raises(ModelRefused, match="the queries of layer 1"):
+        understand(tiny_llama(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("least", [-torch.inf, None], ids=["-inf", "the least number"])
+def test_logits_of_tokens_that_a_model_never_wants_hide_nothing_and_are_no_fault(monkeypatch, least, dtype):
+    forward, wrong = transformers.LlamaForCausalLM.forward, []
+
+    def hiding(self, *arguments, **options):
+        output = forward(self, *arguments, **options)
+        if wrong:
+            output.logits *= output.logits.shape[1] ** 0.5
+        output.logits[..., :5] = torch.finfo(dtype).min if least is None else least
+        return output
+
+    hiding.__signature__ = inspect.signature(forward)
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "forward", hiding)
+    assert understand(tiny_llama(dtype))
+    wrong.append(True)
+    with pytest.raises(ModelRefused, match="the logits differ"):
+        understand(tiny_llama(dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -269,8 +306,19 @@ def test_a_model_of_very_short_sequences_is_rehearsed_with_what_it_can_take(max_
     assert len(understand(random_model(config), max_model_len)) == 2
 
 
-def test_rounding_of_a_deep_model_of_many_experts_is_not_taken_for_a_fault():
-    config = transformers.MixtralConfig(
-        **TINY_DECODER | {"num_hidden_layers": 32}, num_local_experts=8, num_experts_per_tok=2
-    )
-    assert len(understand(random_model(config, torch.bfloat16))) == 32
+@pytest.mark.parametrize("family", ["llama", "mixtral", "gpt_oss"])
+def test_rounding_of_a_deep_model_is_not_taken_for_a_fault(family):
+    """This CPU rounds a product alike whatever its shape, so rounding as of a GPU is added."""
+    changes = {"num_hidden_layers": 32, "layer_types": ["full_attention"] * 32, "sliding_window": None}
+    config = tiny_config(family, SERVED[family] | (changes if family == "gpt_oss" else {"num_hidden_layers": 32}))
+    model, generator = random_model(config, torch.bfloat16), torch.Generator().manual_seed(1)
+
+    def rounded(module, inputs, output):
+        return (output * (1 + 2**-9 * torch.randn(output.shape, generator=generator))).to(output.dtype)
+
+    layers = prove(model, MAX_MODEL_LEN)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_hook(rounded)
+    rehearse(model, layers, MAX_MODEL_LEN, backend(model.device))
+    assert len(layers) == 32
