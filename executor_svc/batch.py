@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 from executor_svc.applied_plan import AppliedPlan, Forks, RowChanges
 from executor_svc.joining import read_joined
 from executor_svc.leases import Lease, Ownership
+from executor_svc.masking import read_masks
 from executor_svc.plan import PlanColumns, PlanViolation, read_int32s
 from executor_svc.plan_checks import (
     Limits,
@@ -156,10 +157,11 @@ class ResidentBatch:
         joining = read_joined(plan)
         computing = joining.computing
         self._check_joined(joining.forks)
+        masks = read_masks(plan, self._limits.vocab_size)
         first, ends, known = self._schedule(computing, session, lease)
         self._copy_rows(joining.forks)
         step = build_step(computing, first, ends, known, self._tables, self._known, self.block_size)
-        step.draws = joining.draws
+        step.draws, step.masks = joining.draws, masks
         forks = Forks(plan.fork_parents, plan.fork_children, plan.fork_sampling)
         return AppliedPlan(RowChanges(forks, plan.ended_rows, starts, joining.forks), step)
 

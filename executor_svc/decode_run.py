@@ -86,6 +86,7 @@ class DecodeRun:
                 or plan.fork_sampling
             )
             and not (plan.copy_rows or plan.copy_sources or plan.copy_destinations)
+            and not (plan.mask_rows or plan.masks)
             and len(plan.appended_blocks) == len(plan.appended_rows)
             and self._leased_blocks.issuperset(read_int32s("appended_blocks", plan.appended_blocks).tolist())
         )

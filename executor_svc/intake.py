@@ -42,6 +42,8 @@ class Intake:
     def _begin_run(self, plan: executor_pb2.StepPlan) -> DecodeRun | None:
         """If the plan names the rows of the one before, and these can go on decoding."""
         step = self._last_step
-        if step is None or plan.scheduled_rows != self._last_rows or not DecodeRun.may_follow(self._batch, step):
+        if step is None or plan.mask_rows or plan.scheduled_rows != self._last_rows:
+            return None
+        if not DecodeRun.may_follow(self._batch, step):
             return None
         return DecodeRun(self._batch, self._leased_blocks, step)

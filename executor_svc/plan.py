@@ -37,6 +37,8 @@ class PlanColumns:
     scheduled_rows: Int32s
     scheduled_tokens: Int32s
     scheduled_samples: NDArray[np.bool_]
+    mask_rows: Int32s
+    masks: bytes  # as on the wire: how long one is depends on the vocabulary
 
     @property
     def moves_rows(self) -> bool:
@@ -88,6 +90,8 @@ def read_plan(plan: executor_pb2.StepPlan) -> PlanColumns:
         scheduled_rows=rows,
         scheduled_tokens=tokens,
         scheduled_samples=samples,
+        mask_rows=read_int32s("mask_rows", plan.mask_rows),
+        masks=plan.masks,
     )
 
 

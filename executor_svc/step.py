@@ -33,6 +33,19 @@ class Draws:
     places: Int32s  # [num_drawing]; in the step's `rows`, of the one whose last logits they are
 
 
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """Rows that draw from some ids alone, in this step."""
+
+    places: Int32s  # [num_masked]; among the rows that draw, ascending
+    allowed: NDArray[np.uint8]  # [num_masked, mask_bytes(vocabulary size)]; id i is allowed by bit i % 8 of byte i // 8
+
+
+def mask_bytes(vocab_size: int) -> int:
+    """Bytes of a mask: whole words of 32 bits."""
+    return -(-vocab_size // 32) * 4
+
+
 @dataclass(slots=True)
 class Step:
     """One forward pass over the tokens of all scheduled rows, flattened row after row.
@@ -54,6 +67,7 @@ class Step:
     # If so, every row computes the one token that it sampled last, samples again, and has no block ahead of its need.
     decodes: bool = False
     draws: Draws | None = None  # None: each row that samples, for itself
+    masks: Masks | None = None  # None: no row has one
 
     @property
     def all_draw(self) -> bool:

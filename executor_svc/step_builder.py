@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from executor_svc.masking import merge_masks
 from executor_svc.plan import PlanColumns
 from executor_svc.step import Draws, Int32s, Step
 
@@ -61,6 +62,7 @@ def merge_steps(steps: list[Step]) -> Step:
         copy_destinations=np.concatenate([step.copy_destinations for step in steps]),
         decodes=all(step.decodes for step in steps),
         draws=_merged_draws(steps),
+        masks=merge_masks(steps),
     )
 
 

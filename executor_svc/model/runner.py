@@ -109,7 +109,7 @@ class ModelRunner:
         rows, positions = step.rows, step.context_lens
         if not step.all_draw:
             rows, positions = step.drawing_rows, positions[step.drawing_places]
-        plan = self._sampler.plan(rows, positions)
+        plan = self._sampler.plan(rows, positions, step.masks)
         long = self._long_column(step)
         columns = step_columns(step) | long if graphs is None else graphs.columns(step, long)
         with torch.inference_mode():

@@ -1,8 +1,8 @@
 """Draws the next token of every sampling row of a step; what a row does not ask for costs nothing.
 
 Order, as documented at `SamplingParams`: biases; repetition, frequency and presence penalties; allowed tokens; banned
-sequences; end tokens held back by min_tokens; temperature; top_k; top_p; min_p; draw. (What is not allowed is added as
-minus infinity together with the biases: no penalty brings that back.)
+sequences; masks (of grammars); end tokens held back by min_tokens; temperature; top_k; top_p; min_p; draw. (What is not
+allowed is added as minus infinity together with the biases: no penalty brings that back.)
 
 What is to be done follows from the rows' parameters, on the host; the device is given all of it, and never asked.
 """
@@ -17,7 +17,8 @@ from executor_svc.model.sampling_plan import SamplingPlan, plan_sampling
 from executor_svc.model.sampling_rows import SamplingRows
 from executor_svc.model.staging import Readback, Staging
 from executor_svc.model.token_logprobs import LogprobTensors, logprob_columns, token_logprobs
-from executor_svc.step import Int32s, Logprobs, RowStart
+from executor_svc.model.token_masks import forbid
+from executor_svc.step import Int32s, Logprobs, Masks, RowStart
 from paged.v1 import executor_pb2
 
 
@@ -54,21 +55,23 @@ class Sampler:
         self._rows.clear()
         self._tables.clear()
 
-    def sample(self, logits: torch.Tensor, rows: Int32s, positions: Int32s) -> tuple[torch.Tensor, Logprobs | None]:
+    def sample(
+        self, logits: torch.Tensor, rows: Int32s, positions: Int32s, masks: Masks | None = None
+    ) -> tuple[torch.Tensor, Logprobs | None]:
         """Draw a token for each row: int64 `[num_rows]` on the device, -1 where its logits are not finite.
 
         logits: `[num_rows, head's width]`, any float dtype. positions: int32 `[num_rows]`, of the tokens to be drawn.
         Log-probabilities are of the rows that ask for them, in their order; None where no row does.
         """
-        plan = self.plan(rows, positions)
+        plan = self.plan(rows, positions, masks)
         drawn, logprobs = self.launch(logits, plan, self._staging.to_device(plan.columns))
         if logprobs is None:
             return drawn, None
         return drawn, logprob_columns(*self._readback.read(logprobs), num_top=plan.num_top)
 
-    def plan(self, rows: Int32s, positions: Int32s) -> SamplingPlan:
+    def plan(self, rows: Int32s, positions: Int32s, masks: Masks | None = None) -> SamplingPlan:
         """What `launch` is to do; its columns must be brought to the device first. Shapes as in `sample`."""
-        return plan_sampling(self._rows, rows, positions, self._vocab_size)
+        return plan_sampling(self._rows, rows, positions, self._vocab_size, masks)
 
     def launch(
         self, logits: torch.Tensor, plan: SamplingPlan, columns: Mapping[str, torch.Tensor]
@@ -101,10 +104,12 @@ class Sampler:
 
     def _process(self, logits: torch.Tensor, plan: SamplingPlan, columns: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """What comes before the temperature; the logits themselves where no row needs any of it."""
-        if not (plan.changes_logits or plan.num_held_back):
+        if not (plan.changes_logits or plan.num_masked or plan.num_held_back):
             return logits
         processed = logits.to(torch.float32, copy=True).contiguous()
         self._tables.apply(processed, plan, columns)
+        if plan.num_masked:
+            forbid(processed, columns["sample_masked"], columns["sample_masks"], plan.num_masked)
         if plan.num_held_back:
             processed.view(-1).index_fill_(0, columns["sample_held_back"], -torch.inf)
         return processed

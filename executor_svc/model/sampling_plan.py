@@ -9,7 +9,7 @@ from executor_svc.model.drawing import DrawPart, draw_parts
 from executor_svc.model.randomness import random_uniform
 from executor_svc.model.sampling_rows import NO_LOGPROBS, NO_PLACE, SamplingRows
 from executor_svc.model.staging import Column
-from executor_svc.step import Int32s
+from executor_svc.step import Int32s, Masks
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,7 @@ class SamplingPlan:
     repeats: bool  # whether a repetition penalty is among them
     ruled: NDArray[np.int64]
     watched: NDArray[np.int64]
+    num_masked: int  # places that draw from some ids alone
     num_held_back: int  # (place, end token) pairs that must not be drawn yet
     asking: NDArray[np.int64]
     num_top: NDArray[np.int64]  # `[num_asking]`; alternatives that each reports
@@ -38,7 +39,9 @@ class SamplingPlan:
         return bool(len(self.penalised) or len(self.ruled) or len(self.watched))
 
 
-def plan_sampling(rows: SamplingRows, ids: Int32s, positions: Int32s, vocab_size: int) -> SamplingPlan:
+def plan_sampling(
+    rows: SamplingRows, ids: Int32s, positions: Int32s, vocab_size: int, masks: Masks | None = None
+) -> SamplingPlan:
     """`ids` int32 `[num_rows]` are the sampling rows, `positions` those of the tokens to be drawn."""
     state = rows.take(ids)
     columns: dict[str, Column] = {}
@@ -61,6 +64,9 @@ def plan_sampling(rows: SamplingRows, ids: Int32s, positions: Int32s, vocab_size
     watched = np.flatnonzero(state["banned"] != NO_PLACE)
     if len(watched):
         columns["sample_watched"], columns["sample_banned"] = watched, state["banned"][watched]
+    if masks is not None:
+        columns["sample_masked"] = masks.places.astype(np.int64)
+        columns["sample_masks"] = masks.allowed
     held_back = _held_back(rows, ids, state, positions, vocab_size)
     if len(held_back):
         columns["sample_held_back"] = held_back
@@ -75,6 +81,7 @@ def plan_sampling(rows: SamplingRows, ids: Int32s, positions: Int32s, vocab_size
         repeats=repeats,
         ruled=ruled,
         watched=watched,
+        num_masked=0 if masks is None else len(masks.places),
         num_held_back=len(held_back),
         asking=asking,
         num_top=state["num_logprobs"][asking],

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from executor_svc.simulated.memory import SlotMemory, UnwrittenSlot
 from executor_svc.simulated.script import Script, ScriptedFault
 from executor_svc.simulated.text import UInt64s, choose, draw_keys, mix, pass_over, token_logprobs, tokens_of
-from executor_svc.step import Int32s, Logprobs, RowStart, Step, StepOutput
+from executor_svc.step import Int32s, Logprobs, Masks, RowStart, Step, StepOutput
 from executor_svc.token_rules import MAX_BANNED_TOKENS, NO_RULES, TokenRules, read_rules
 from paged.v1 import executor_pb2
 
@@ -191,21 +191,36 @@ class SimulatedRunner:
             held = lengths - self._rows.num_prompt[rows] < self._rows.min_tokens[rows]
             for i in np.flatnonzero(held):
                 tokens[i] = pass_over(int(tokens[i]), self._rows.end_token_ids[rows[i]], self._vocab_size)
-        if self._rows.rules:
-            self._follow_rules(rows, tables, lengths, tokens_of(hashes, self._vocab_size), tokens)
+        if self._rows.rules or step.masks is not None:
+            masks = {} if step.masks is None else self._allowed(step.masks)
+            self._follow_rules(rows, tables, lengths, tokens_of(hashes, self._vocab_size), tokens, masks)
         if self._replies:
             self._reply_as_scripted(rows, lengths, tokens)
         return _Sampled(rows, hashes, tokens)
 
-    def _follow_rules(self, rows: Int32s, tables: Int32s, lengths: Int32s, best: Int32s, tokens: Int32s) -> None:
-        """Choose anew for the rows that have rules; `best` are the tokens without any."""
+    def _follow_rules(
+        self,
+        rows: Int32s,
+        tables: Int32s,
+        lengths: Int32s,
+        best: Int32s,
+        tokens: Int32s,
+        masks: dict[int, NDArray[np.int64]],
+    ) -> None:
+        """Choose anew for the rows that have rules or a mask; `best` are the tokens without any."""
         for i, row in enumerate(rows.tolist()):
-            if (rules := self._rows.rules.get(row)) is not None:
+            rules, mask = self._rows.rules.get(row), masks.get(i)
+            if rules is not None or mask is not None:
                 length = int(lengths[i])
                 held = length - self._rows.num_prompt[row] < self._rows.min_tokens[row]
                 last_ids = self._memory.last_ids(tables[i], length, MAX_BANNED_TOKENS)
                 passed_over = self._rows.end_token_ids[row] if held else ()
-                tokens[i] = choose(int(best[i]), rules, last_ids, passed_over, self._vocab_size)
+                tokens[i] = choose(int(best[i]), rules or NO_RULES, last_ids, passed_over, self._vocab_size, mask)
+
+    def _allowed(self, masks: Masks) -> dict[int, NDArray[np.int64]]:
+        """The ids that each masked row may draw, by its place among those that draw."""
+        bits = np.unpackbits(masks.allowed, axis=1, count=self._vocab_size, bitorder="little")
+        return {place: np.flatnonzero(row) for place, row in zip(masks.places.tolist(), bits, strict=True)}
 
     def _reply_as_scripted(self, rows: Int32s, lengths: Int32s, tokens: Int32s) -> None:
         for i in np.flatnonzero(self._rows.special[rows]):

@@ -7,8 +7,8 @@
 
 R is odd, so an id that is changed, added or left out at one position always changes `context`: an odd number times a
 difference below 2^64 is never 0. While a row has fewer output tokens than min_tokens, end tokens are passed over: the
-next id up, wrapping around. So is what the row's rules forbid. A bias competes with distance: the logit of the id that
-is d steps up, wrapping around, is -d.
+next id up, wrapping around. So is what the row's rules, or its mask, forbid. A bias competes with distance: the logit
+of the id that is d steps up, wrapping around, is -d.
 
 Log-probabilities are as arbitrary, and as exact: with u = (h >> 48) / 65536 the j-th most likely token (j from 1) is
 (token + j - 1) mod vocabulary size at -(j - 1 + u), the drawn one being the first.
@@ -68,16 +68,22 @@ def pass_over(token: int, end_token_ids: Collection[int], vocab_size: int) -> in
 
 
 def choose(
-    token: int, rules: TokenRules, last_ids: Sequence[int], passed_over: Collection[int], vocab_size: int
+    token: int,
+    rules: TokenRules,
+    last_ids: Sequence[int],
+    passed_over: Collection[int],
+    vocab_size: int,
+    mask: NDArray[np.integer] | None = None,
 ) -> int:
     """The most likely id where `token` would be it without rules; -1 where none is left. `last_ids` are those before
-    it, as many as a rule may look at."""
+    it, as many as a rule may look at; `mask` has the ids that a mask allows."""
     logits = -np.arange(vocab_size, dtype=np.float64)  # of `token`, and then of each id up from it
     logits[(rules.bias_ids - token) % vocab_size] += rules.biases
-    if len(rules.allowed_ids):
-        forbidden = np.ones(vocab_size, np.bool_)
-        forbidden[rules.allowed_ids] = False
-        logits[(np.flatnonzero(forbidden) - token) % vocab_size] = -np.inf
+    for allowed in (rules.allowed_ids if len(rules.allowed_ids) else None, mask):
+        if allowed is not None:
+            forbidden = np.ones(vocab_size, np.bool_)
+            forbidden[allowed] = False
+            logits[(np.flatnonzero(forbidden) - token) % vocab_size] = -np.inf
     for sequence in rules.banned:
         *begin, last = sequence.tolist()
         if list(last_ids[len(last_ids) - len(begin) :]) == begin:
@@ -134,12 +140,13 @@ class SimulatedText:
         h = mix_one(self._context)
         return h if self._key is None else mix_one(h ^ self._key)
 
-    def next_token(self) -> int:
+    def next_token(self, mask: NDArray[np.integer] | None = None) -> int:
+        """`mask` has the ids that a mask allows."""
         num_output = len(self.token_ids) - self._num_prompt
         token = (self.context_hash() >> 32) % self._vocab_size
         held = self._end_token_ids if num_output < self._min_tokens else ()
-        if self._rules is not NO_RULES:
-            token = choose(token, self._rules, self.token_ids, held, self._vocab_size)
+        if self._rules is not NO_RULES or mask is not None:
+            token = choose(token, self._rules, self.token_ids, held, self._vocab_size, mask)
         elif held:
             token = pass_over(token, held, self._vocab_size)
         if num_output < len(self._reply):

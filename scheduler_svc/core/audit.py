@@ -38,6 +38,11 @@ def audit(state: CoreState) -> None:
             writes = known + int(columns.in_flight[row]) < columns.max_total[row]
             settled = pool.ref_count[block] == 1 or columns.shares_tail[row] or not writes
             _require(settled, f"row {row}: block {block} is shared and yet to be written")
+        unready = sequence.needs_mask or (sequence.masked and columns.in_flight[row] > 0)
+        _require(bool(columns.awaits_mask[row]) == unready, f"row {row}: planned without its mask, or held out with it")
+        _require(not sequence.masked or columns.in_flight[row] <= 1, f"row {row}: drawn twice by one mask")
+    num_masked = sum(state.sequence_in(row).masked for row in rows)
+    _require(columns.num_masked == num_masked, "the number of masked rows is off")
     _require(columns.num_sharing == int(columns.shares_tail.sum()), "the number of sharing rows is off")
     held = sum(s.state is State.HELD for leader in [*state.queue, *state.leaders] for s in leader.held)
     _require(state.num_held == held, "held sequences are not those of who runs or waits")

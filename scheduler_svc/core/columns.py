@@ -13,6 +13,7 @@ class SequenceColumns:
     Of the sequence in a row, `num_tokens` are known (prompt and output) and `in_flight` more are planned to be sampled;
     at `max_total` of them it leaves; the K/V of its first `num_computed` positions is written once all plans sent
     so far have run; `num_published` blocks were offered to the prefix cache; `end_ids` is padded with NO_TOKEN.
+    `awaits_mask`: its next token may not be planned yet, because what it may be depends on one that is not known;
     `shares_tail`: others may hold the block of the next position, too; `tenancy` is a number that no two tenancies of a
     row share, 0 while the row is free; it grows with the order of admission.
     """
@@ -29,6 +30,8 @@ class SequenceColumns:
         self.tenancy = np.zeros(size, np.int64)
         self.shares_tail = np.zeros(size, np.bool_)
         self.num_sharing = 0  # rows with shares_tail
+        self.awaits_mask = np.zeros(size, np.bool_)
+        self.num_masked = 0  # rows of masked sequences
         self.end_ids = np.full((size, 2), NO_TOKEN, np.int32)
         self.block_table = np.zeros((size, 8), np.int32)
         self.sequence: list[Sequence | None] = [None] * size
@@ -61,6 +64,8 @@ class SequenceColumns:
         self.end_ids = _widened(self.end_ids, len(sequence.end_token_ids), NO_TOKEN)
         self.end_ids[row] = NO_TOKEN
         self.end_ids[row, : len(sequence.end_token_ids)] = sequence.end_token_ids
+        self.awaits_mask[row] = sequence.needs_mask
+        self.num_masked += sequence.masked
         self.num_blocks[row] = 0
         self._append(row, blocks)
         self._running = None
@@ -68,8 +73,9 @@ class SequenceColumns:
 
     def leave(self, row: int) -> list[int]:
         """Free the row; returns the blocks of its table."""
-        table = self.table(row)
+        table, sequence = self.table(row), self.sequence[row]
         self.set_sharing(row, False)
+        self.num_masked -= sequence is not None and sequence.masked
         self.tenancy[row] = 0
         self.num_blocks[row] = 0
         self.sequence[row] = None

@@ -61,6 +61,17 @@ class Copies:
 
 
 @dataclass(frozen=True, slots=True)
+class Masks:
+    """Which ids the token of each of these rows may be: `masks[i]` as in `StepPlan.masks`."""
+
+    rows: list[int]
+    masks: list[bytes]
+
+
+NO_MASKS = Masks([], [])
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Applied in the order of the fields. `rows`, `num_tokens` and `samples` are the schedule, one entry a row; one of
     0 tokens is a joined row right behind the row that it is like, or behind others that are."""
@@ -75,6 +86,7 @@ class Plan:
     rows: Int32s
     num_tokens: Int32s
     samples: NDArray[np.bool_]
+    masks: Masks = NO_MASKS
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from scheduler_svc.core.masking import Masking
 from scheduler_svc.core.plan import Copies, JoinedRow, Plan, StartedRow
 from scheduler_svc.core.sequence import Sequence, State
 from scheduler_svc.core.sharing import Sharing
@@ -16,7 +17,8 @@ class Planner:
 
     def __init__(self, state: CoreState, watermark: float) -> None:
         self._state = state
-        self._sharing = Sharing(state)
+        self._masking = Masking(state)
+        self._sharing = Sharing(state, self._masking)
         self._watermark = watermark
         self._reserve = 0  # blocks that running rows could come to need in the step after this one
         self._promised = 0  # of these, for samples that are to join in this plan
@@ -47,7 +49,9 @@ class Planner:
         if self._state.leaders:
             rows, num_tokens, samples, joined = self._join(rows, num_tokens, samples)
         self._state.step += 1
-        self._await_result(rows[samples])
+        sampling = rows[samples]
+        masks = self._masking.of_plan(sampling)
+        self._await_result(sampling)
         self._note_peaks()
         ended, self._state.ended_rows = self._state.ended_rows, []
         return Plan(
@@ -61,6 +65,7 @@ class Planner:
             rows=rows.astype(np.int32),
             num_tokens=num_tokens.astype(np.int32),
             samples=samples,
+            masks=masks,
         )
 
     def _grow(self) -> tuple[np.ndarray, np.ndarray]:
@@ -128,7 +133,7 @@ class Planner:
         sequence = self._state.queue.first()
         if sequence is None or not sequence.alone or sequence.num_owed or self._state.running_alone:
             return []
-        if not self._state.columns.num_free_rows:
+        if sequence.needs_mask or not self._state.columns.num_free_rows:
             return []
         self._reserve = self._growth()
         start = self._start(sequence)
@@ -160,8 +165,10 @@ class Planner:
         chunks: list[int] = []
         num_sent = 0
         while budget > 0 and self._state.columns.num_free_rows > promised and (sequence := self._state.queue.first()):
-            if sequence.num_owed or sequence.alone:
-                break  # tokens are on the way and come first; or it must have a plan of its own
+            if sequence.num_owed or sequence.alone or sequence.needs_mask:
+                break  # tokens, or a mask, are on the way and come first; or it must have a plan of its own
+            if sequence.masked and not self._masking.room(sequence):
+                break
             num_sent += len(sequence.token_ids)
             if started and num_sent > MAX_STARTED_TOKENS:
                 break

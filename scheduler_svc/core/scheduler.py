@@ -13,10 +13,11 @@ when it has caught up its last logits give one more token.
     apply(result)           append tokens, end what has ended, publish full blocks
 """
 
+from scheduler_svc.core.masking import Masking
 from scheduler_svc.core.plan import Lease, Plan, Result
 from scheduler_svc.core.planner import Planner
 from scheduler_svc.core.results import Applied, Results
-from scheduler_svc.core.sequence import Sequence, State
+from scheduler_svc.core.sequence import EndReason, Sequence, State
 from scheduler_svc.core.state import NO_LEASE, CoreState
 
 
@@ -32,6 +33,7 @@ class Scheduler:
         self.state = CoreState(prefix_caching, longest)
         self._planner = Planner(self.state, watermark)
         self._results = Results(self.state)
+        self._masking = Masking(self.state)
 
     @property
     def is_attached(self) -> bool:
@@ -81,6 +83,17 @@ class Scheduler:
     def cancel(self, sequence: Sequence) -> None:
         """End the sequence now, wherever it is; its tokens in flight will be dropped. Harmless if it has ended."""
         self.state.end(sequence)
+
+    def allow(self, sequence: Sequence, mask: bytes) -> None:
+        """Let a masked sequence get its next token, one that `mask` allows (as in `StepPlan.masks`). Due before
+        submit() and after each token; until then the sequence is not planned, and others are."""
+        self._masking.allow(sequence, mask)
+
+    def complete(self, sequence: Sequence) -> None:
+        """End a masked sequence that may get no further token, instead of allow()."""
+        if sequence.state is not State.ENDED:
+            sequence.end_reason = EndReason.COMPLETE
+            self.state.end(sequence)
 
     def plan(self, *, even_if_empty: bool = False) -> Plan | None:
         """The next step, or None if there is nothing to say. The caller keeps to `lease.plans_in_flight`."""

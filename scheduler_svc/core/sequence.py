@@ -41,6 +41,7 @@ class EndReason(enum.Enum):
     END_TOKEN = "end_token"
     LENGTH = "length"
     NOT_FINITE = "not_finite"  # the model's logits held NaN or infinity
+    COMPLETE = "complete"  # its grammar allows nothing more
 
 
 @dataclass(slots=True, eq=False)
@@ -66,6 +67,9 @@ class Sequence:
     row: int = -1
     max_total: int = 0  # most tokens, prompt included, under the present lease
     num_owed: int = 0  # while it waits: tokens that were planned before it lost its row, and are not known yet
+    masked: bool = False  # each token is drawn from those that a mask allows; see `Scheduler.allow`
+    mask: bytes = b""
+    mask_len: int = 0  # the mask is for the token after so many
     alone: bool = False  # computed in steps of its own, until the engine has seen it get a token
     stretched: bool = False  # its keys are those of a sequence longer than the lease's rope_switch_len
     num_cached: int | None = None  # prompt tokens found in the prefix cache at first admission
@@ -79,6 +83,11 @@ class Sequence:
     @property
     def num_output(self) -> int:
         return len(self.token_ids) - self.num_prompt
+
+    @property
+    def needs_mask(self) -> bool:
+        """Whether its next token cannot be drawn yet."""
+        return self.masked and self.mask_len != len(self.token_ids)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ but the last takes a copy first.
 
 import numpy as np
 
+from scheduler_svc.core.masking import Masking
 from scheduler_svc.core.plan import Copies, JoinedRow
 from scheduler_svc.core.sequence import Sequence, State
 from scheduler_svc.core.state import CoreState
@@ -16,8 +17,9 @@ from scheduler_svc.core.state import CoreState
 class Sharing:
     """Joins held samples, and copies what more than one of them would write."""
 
-    def __init__(self, state: CoreState) -> None:
+    def __init__(self, state: CoreState, masking: Masking) -> None:
         self._state = state
+        self._masking = masking
 
     def copy_on_write(self, rows: np.ndarray) -> Copies:
         """Give each of these rows whose next position lies in a block of several a copy of its own; the last holder
@@ -66,6 +68,8 @@ class Sharing:
             goes_on = self._goes_on(leader)
             room = min(self._state.columns.num_free_rows, spare_blocks if goes_on else len(leader.held))
             room = 0 if leader.alone else max(room, 0)
+            if leader.masked:
+                room = min(room, self._masking.room(leader))
             joining, leader.held = leader.held[:room], leader.held[room:]
             spare_blocks -= len(joining) if goes_on else 0
             self._state.let_go(leader)

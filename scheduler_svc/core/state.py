@@ -138,9 +138,11 @@ class CoreState:
         extend_hashes(sequence.block_hashes, sequence.token_ids, self.lease.block_size, root)
 
     def rows_of_step(self) -> np.ndarray:
-        """Rows that the next step may compute, in order of admission: all that run, or the one that must be alone."""
+        """Rows that the next step may compute, in order of admission: all that run, or the one that must be alone; but
+        none that awaits its mask."""
         alone = self.running_alone
-        return self.columns.running_rows() if alone is None else np.array([alone.row])
+        rows = self.columns.running_rows() if alone is None else np.array([alone.row])
+        return rows[~self.columns.awaits_mask[rows]] if self.columns.num_masked else rows
 
     @property
     def running_alone(self) -> Sequence | None:

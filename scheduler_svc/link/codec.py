@@ -40,6 +40,8 @@ def encode_plan(plan: Plan, epoch: int, session: int) -> bytes:
         message.copy_destinations = _bytes(plan.copies.destinations)
     message.scheduled_rows, message.scheduled_tokens = _bytes(plan.rows), _bytes(plan.num_tokens)
     message.scheduled_samples = plan.samples.tobytes()
+    if plan.masks.rows:
+        message.mask_rows, message.masks = _bytes(plan.masks.rows), b"".join(plan.masks.masks)
     return envelope.SerializeToString()
 
 

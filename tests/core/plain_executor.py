@@ -1,20 +1,45 @@
 """An executor in plain dicts and lists: the oracle of the core's tests. It obeys plans and notices broken rules."""
 
 import hashlib
+from collections.abc import Callable
 
 from scheduler_svc.core.plan import Copies, Lease, Plan, Result
 
-
-def next_token(context: list[int], index: int, vocab_size: int = 50) -> int:
-    """The model: a hash of all tokens so far, and of the sample's index."""
-    return int.from_bytes(hashlib.sha256(repr((context, index)).encode()).digest()[:4], "little") % vocab_size
+VOCAB_SIZE = 50
 
 
-def continuation(prompt: list[int], end_ids: tuple[int, ...], max_total: int, index: int = 0) -> list[int]:
+def next_token(context: list[int], index: int, allowed: list[int] | None = None) -> int:
+    """The model: a hash of all tokens so far, and of the sample's index; the next allowed id from there on."""
+    token = int.from_bytes(hashlib.sha256(repr((context, index)).encode()).digest()[:4], "little") % VOCAB_SIZE
+    if allowed is not None:
+        token = min(allowed, key=lambda candidate: (candidate - token) % VOCAB_SIZE)
+    return token
+
+
+def packed(allowed: list[int]) -> bytes:
+    """A mask as a plan has it."""
+    return sum(1 << token for token in allowed).to_bytes(8, "little")
+
+
+def unpacked(mask: bytes) -> list[int]:
+    bits = int.from_bytes(mask, "little")
+    return [token for token in range(VOCAB_SIZE) if bits >> token & 1]
+
+
+# What the tokens after an output may be; empty where there are none.
+Rule = Callable[[list[int]], list[int]]
+
+
+def continuation(
+    prompt: list[int], end_ids: tuple[int, ...], max_total: int, index: int = 0, rule: Rule | None = None
+) -> list[int]:
     """What a sequence must come to, whatever else runs."""
     tokens = list(prompt)
     while len(tokens) < max_total:
-        tokens.append(next_token(tokens, index))
+        allowed = rule(tokens[len(prompt) :]) if rule else None
+        if allowed == []:
+            break
+        tokens.append(next_token(tokens, index, allowed))
         if tokens[-1] in end_ids:
             break
     return tokens[len(prompt) :]
@@ -65,7 +90,10 @@ class PlainExecutor:
             else:
                 assert likes[row] == computing, "a joined row is not behind the one that it is like"
                 self.rows[row]["computed"] = self.rows[computing]["computed"]
-        return Result(plan.step, _int32([self._sample(self.rows[row]) for row, _, samples in scheduled if samples]))
+        masks = dict(zip(plan.masks.rows, map(unpacked, plan.masks.masks), strict=True))
+        sampling = [row for row, _, samples in scheduled if samples]
+        assert masks.keys() <= set(sampling), "a mask for a row that draws nothing"
+        return Result(plan.step, _int32([self._sample(self.rows[row], masks.get(row)) for row in sampling]))
 
     def _copy(self, copies: Copies) -> None:
         before = dict(self.slots)
@@ -85,7 +113,7 @@ class PlainExecutor:
         if self.rope_switch_len and not row["stretched"]:
             assert row["computed"] <= self.rope_switch_len, "a row outgrows its keys"
 
-    def _sample(self, row: dict) -> int:
+    def _sample(self, row: dict, allowed: list[int] | None) -> int:
         assert row["computed"] == len(row["known"]), "a row samples only when it has caught up"
         context = []
         for position in range(row["computed"]):
@@ -93,7 +121,7 @@ class PlainExecutor:
             assert at == position, "a block holds another prefix than its table says"
             assert stretched == row["stretched"], "a block holds keys that were turned for another length"
             context.append(token)
-        row["known"].append(next_token(context, row["index"]))
+        row["known"].append(next_token(context, row["index"], allowed))
         return row["known"][-1]
 
     def _slot(self, row: dict, position: int) -> int:

@@ -12,7 +12,7 @@ from scheduler_svc.core.plan import Lease, Plan, Result
 from scheduler_svc.core.results import ResultMismatch
 from scheduler_svc.core.scheduler import NeverFits, Scheduler
 from scheduler_svc.core.sequence import EndReason, Sampling, Sequence, State
-from tests.core.plain_executor import PlainExecutor, continuation
+from tests.core.plain_executor import VOCAB_SIZE, PlainExecutor, continuation, packed
 
 STEMS = [[7] * 40, list(range(40)), [3, 1, 4, 1, 5, 9, 2, 6] * 5]
 prompts = st.builds(
@@ -38,8 +38,14 @@ requests = st.fixed_dictionaries(
         "end_ids": st.sampled_from([(), (5,), (1, 2, 3, 4)]),
         "salt": st.sampled_from(["", "a"]),
         "num_samples": st.sampled_from([1, 2, 3, 4, 6]),
+        "masked": st.sampled_from([False, False, True]),
     }
 )
+
+
+def thirds(output: list[int]) -> list[int]:
+    """A grammar: which third of the ids may come next depends on all of the output, and after nine tokens none may."""
+    return [token for token in range(VOCAB_SIZE) if (token + sum(output) + len(output)) % 3 == 0 and len(output) < 9]
 
 
 class Core(RuleBasedStateMachine):
@@ -98,13 +104,23 @@ class Core(RuleBasedStateMachine):
         self._submit(**request)
 
     def _submit(
-        self, prompt: list[int], max_tokens: int | None, end_ids: tuple[int, ...], salt: str, num_samples: int
+        self,
+        prompt: list[int],
+        max_tokens: int | None,
+        end_ids: tuple[int, ...],
+        salt: str,
+        num_samples: int,
+        masked: bool = False,
     ) -> None:
         name = f"r{len(self.sequences)}"
         samples = [
             Sequence(name, prompt, max_tokens, Sampling(index=index), end_token_ids=end_ids, cache_salt=salt)
             for index in range(num_samples)
         ]
+        for sample in samples:
+            sample.masked = masked
+            if masked:
+                self.scheduler.allow(sample, packed(thirds([])))
         first, *samples[0].held = samples
         try:
             self.scheduler.submit(first)
@@ -163,8 +179,9 @@ class Core(RuleBasedStateMachine):
         assert not victims & set(computed), "a victim is in the plan"
         assert not (victims and plan.started), "a step that preempts admits nobody"
         assert plan.num_tokens.sum() <= self.lease.tokens_per_step
-        if any(sequence.alone for sequence in computed):
-            assert len(computed) == 1, "a sequence that must be alone has company"
+        if any(sequence.alone for sequence in self._running()):
+            assert all(s.alone for s in computed), "a sequence that must be alone has company"
+            assert len(computed) <= 1, "two sequences that must be alone"
             return True
         behind = {sequence.row for sequence in running - victims - set(computed)}
         assert not behind or self._budget_spent(plan) or self._nothing_to_do(behind)
@@ -182,7 +199,24 @@ class Core(RuleBasedStateMachine):
 
     def _nothing_to_do(self, rows: set[int]) -> bool:
         columns = self.scheduler.state.columns
-        return all(columns.num_tokens[r] + columns.in_flight[r] == columns.max_total[r] for r in rows)
+        return all(
+            columns.awaits_mask[r] or columns.num_tokens[r] + columns.in_flight[r] == columns.max_total[r] for r in rows
+        )
+
+    @precondition(lambda self: any(s.needs_mask for s in self.sequences))
+    @rule(data=st.data(), most=st.integers(1, 4))
+    def allow(self, data: st.DataObject, most: int) -> None:
+        """Masks come when they are ready, in any order."""
+        for _ in range(most):
+            waiting = [s for s in self.sequences if s.needs_mask and s.state is not State.ENDED]
+            if waiting:
+                self._allow(data.draw(st.sampled_from(waiting)))
+
+    def _allow(self, sequence: Sequence) -> None:
+        if allowed := thirds(sequence.token_ids[sequence.num_prompt :]):
+            self.scheduler.allow(sequence, packed(allowed))
+        else:
+            self.scheduler.complete(sequence)
 
     @precondition(lambda self: self.waiting_plans)
     @rule(not_finite=st.sampled_from([False, False, False, True]))
@@ -213,9 +247,13 @@ class Core(RuleBasedStateMachine):
         for sequence in self.sequences:
             length = max(sequence.max_total, len(sequence.token_ids))
             prompt, index = sequence.token_ids[: sequence.num_prompt], sequence.sampling.index
-            expected = continuation(prompt, sequence.end_token_ids, length, index)
+            rule = thirds if sequence.masked else None
+            expected = continuation(prompt, sequence.end_token_ids, length, index, rule)
             output = sequence.token_ids[sequence.num_prompt :]
             assert output == expected[: len(output)]
+            if sequence.end_reason is EndReason.COMPLETE:
+                assert output == expected
+                assert not thirds(output)
             if sequence.end_reason in (EndReason.END_TOKEN, EndReason.LENGTH):
                 assert output == expected
                 assert (sequence.end_reason is EndReason.END_TOKEN) == (output[-1] in sequence.end_token_ids)
@@ -227,9 +265,13 @@ class Core(RuleBasedStateMachine):
         for _ in range(1000 + 600 * len(self.sequences)):
             while len(self.waiting_plans) < 2 and self._plan():
                 pass
-            if not self.waiting_plans:
+            waiting = [s for s in self.sequences if s.needs_mask and s.state is not State.ENDED]
+            if not (self.waiting_plans or waiting):
                 break
-            self.apply(not_finite=False)
+            if self.waiting_plans:
+                self.apply(not_finite=False)
+            for sequence in waiting:
+                self._allow(sequence)
         assert all(sequence.state is State.ENDED for sequence in self.sequences)
         audit(self.scheduler.state)
         assert self.scheduler.state.cache.pool.num_used == 0

@@ -22,7 +22,7 @@ from executor_svc.model.proof import prove
 from executor_svc.model.runner import ModelRunner
 from executor_svc.model.sampler import Sampler
 from executor_svc.model.staging import Staging
-from executor_svc.step import RowStart, Step
+from executor_svc.step import Masks, RowStart, Step, mask_bytes
 from kernels import Backend
 from kernels.checks import check_attention, check_write
 from tests.model.driver import row_sampling
@@ -95,15 +95,17 @@ COMBINATIONS = [
 ]
 
 
+@pytest.mark.parametrize("masked", [False, True], ids=["", "some rows masked"])
 @pytest.mark.parametrize("mixed", [False, True], ids=["all rows", "every second row"])
-def test_sampling_asks_the_device_nothing_whatever_the_rows_want(mixed):
+def test_sampling_asks_the_device_nothing_whatever_the_rows_want(mixed, masked):
+    masks = Masks(np.array([1, 3], np.int32), np.full((2, mask_bytes(VOCAB_SIZE)), 5, np.uint8)) if masked else None
     rows, ids = np.arange(4, dtype=np.int32), np.arange(6, dtype=np.int32)
     for parameters in COMBINATIONS:
         sampling = [row_sampling(**parameters if i % 2 or not mixed else {}) for i in rows]
         sampler = Sampler(VOCAB_SIZE, META)
         sampler.start_rows([RowStart(i, ids, 4, sampling[i]) for i in rows.tolist()])
         logits = torch.empty(4, VOCAB_SIZE + 8, device=META, dtype=torch.bfloat16)
-        plan = sampler.plan(rows, np.full(4, 6, np.int32))
+        plan = sampler.plan(rows, np.full(4, 6, np.int32), masks)
         columns = Staging(META).to_device(plan.columns)
         with Crossings() as crossings:
             drawn, logprobs = sampler.launch(logits, plan, columns)
