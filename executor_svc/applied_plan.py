@@ -12,11 +12,13 @@ _NO_ROWS = np.empty(0, np.int32)
 
 @dataclass(frozen=True, slots=True)
 class Forks:
-    """Rows that begin as copies of others; `sampling` is the children's own."""
+    """Rows that begin as copies of others; `sampling` is the children's own. `tokens`, if there, are what the children
+    go on with in place of the token that their parents sampled last."""
 
     parents: Int32s
     children: Int32s
     sampling: list[executor_pb2.RowSampling]
+    tokens: Int32s | None = None
 
 
 NO_FORKS = Forks(_NO_ROWS, _NO_ROWS, [])

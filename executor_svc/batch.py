@@ -4,6 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from executor_svc.applied_plan import AppliedPlan, Forks, RowChanges
+from executor_svc.fork_checks import check_counts, check_replaced, counts_tokens
 from executor_svc.joining import read_joined
 from executor_svc.leases import Lease, Ownership
 from executor_svc.masking import read_masks
@@ -16,6 +17,7 @@ from executor_svc.plan_checks import (
     check_owned,
     check_sampling,
     check_started,
+    check_token_ids,
     check_unique,
 )
 from executor_svc.schedule_check import Schedule
@@ -24,7 +26,7 @@ from executor_svc.step_builder import build_step
 from paged.v1 import executor_pb2
 
 _EMPTY = np.empty(0, np.int32)
-_LIVE, _NUM_KNOWN, _NUM_SAMPLED, _NUM_COMPUTED, _NUM_BLOCKS, _NUM_LOGPROBS = range(6)
+_LIVE, _NUM_KNOWN, _NUM_SAMPLED, _NUM_COMPUTED, _NUM_BLOCKS, _NUM_LOGPROBS, _COUNTS = range(7)
 NO_LOGPROBS = -1
 _FIRST_TABLE_WIDTH = 16
 
@@ -40,7 +42,7 @@ class ResidentBatch:
         num_rows = len(ownership.of_row)
         self._ownership = ownership
         self._limits = limits
-        self._state = np.zeros((6, num_rows), np.int32)
+        self._state = np.zeros((7, num_rows), np.int32)
         self._tables = np.zeros((num_rows, min(_FIRST_TABLE_WIDTH, limits.blocks_per_row)), np.int32)
         self._known: list[Int32s] = [_EMPTY] * num_rows
         self._seen_at = np.zeros(num_rows, np.int32)  # scratch of _repeated: where a row was last seen
@@ -162,7 +164,7 @@ class ResidentBatch:
         self._copy_rows(joining.forks)
         step = build_step(computing, first, ends, known, self._tables, self._known, self.block_size)
         step.draws, step.masks = joining.draws, masks
-        forks = Forks(plan.fork_parents, plan.fork_children, plan.fork_sampling)
+        forks = Forks(plan.fork_parents, plan.fork_children, plan.fork_sampling, plan.fork_tokens)
         return AppliedPlan(RowChanges(forks, plan.ended_rows, starts, joining.forks), step)
 
     def _fork(self, plan: PlanColumns, session: int) -> None:
@@ -175,7 +177,12 @@ class ResidentBatch:
         check_disjoint("fork_children", children, "ended_rows", plan.ended_rows)
         for sampling in plan.fork_sampling:
             check_sampling("fork_sampling", sampling, self._limits)
-        self._copy_rows(Forks(parents, children, plan.fork_sampling))
+        forks = Forks(parents, children, plan.fork_sampling, plan.fork_tokens)
+        check_counts("fork_sampling", forks, self._state[_COUNTS])
+        if forks.tokens is not None:
+            check_token_ids("fork_tokens", forks.tokens, self._limits)
+            check_replaced(forks, self.num_known + self.num_sampled, self.num_sampled, self.num_computed)
+        self._copy_rows(forks)
 
     def _check_joined(self, forks: Forks) -> None:
         """Their likes are scheduled, and checked there."""
@@ -184,6 +191,7 @@ class ResidentBatch:
             raise PlanViolation("joined.row", f"row {forks.children[live.argmax()]}", "is live already")
         for sampling in forks.sampling:
             check_sampling("joined.sampling", sampling, self._limits)
+        check_counts("joined.sampling", forks, self._state[_COUNTS])
 
     def _copy_rows(self, forks: Forks) -> None:
         if not len(forks.children):
@@ -195,6 +203,7 @@ class ResidentBatch:
         for child, ids, sampling in zip(forks.children, known, forks.sampling, strict=True):
             self._known[child] = ids
             self._state[_NUM_LOGPROBS, child] = _num_logprobs(sampling)
+            self._state[_COUNTS, child] = counts_tokens(sampling)
 
     def _end(self, plan: PlanColumns) -> None:
         if len(plan.ended_rows):
@@ -221,6 +230,7 @@ class ResidentBatch:
             started.num_computed_tokens,
             len(blocks),
             _num_logprobs(started.sampling),
+            counts_tokens(started.sampling),
         )
         return RowStart(row, token_ids, started.num_prompt_tokens, started.sampling)
 
@@ -281,7 +291,7 @@ class ResidentBatch:
         total = int(tokens.sum(dtype=np.int64))
         if total > lease.tokens_per_step:
             raise PlanViolation("scheduled_tokens", f"{total} in all", f"the lease has {lease.tokens_per_step} a step")
-        live, known, sampled, first, blocks, _ = self._state.take(rows, axis=1)
+        live, known, sampled, first, blocks = self._state[:_NUM_LOGPROBS].take(rows, axis=1)
         exist = known + sampled
         schedule = Schedule(
             rows=rows,

@@ -84,6 +84,7 @@ class DecodeRun:
                 or plan.fork_parents
                 or plan.fork_children
                 or plan.fork_sampling
+                or plan.fork_tokens
             )
             and not (plan.copy_rows or plan.copy_sources or plan.copy_destinations)
             and not (plan.mask_rows or plan.masks)

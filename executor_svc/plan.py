@@ -26,6 +26,7 @@ class PlanColumns:
     fork_parents: Int32s
     fork_children: Int32s
     fork_sampling: list[executor_pb2.RowSampling]
+    fork_tokens: Int32s | None  # None: the children go on with what their parents sampled
     ended_rows: Int32s
     started: list[executor_pb2.StartedRow]
     joined: list[executor_pb2.JoinedRow]
@@ -60,6 +61,7 @@ def read_plan(plan: executor_pb2.StepPlan) -> PlanColumns:
     parents = read_int32s("fork_parents", plan.fork_parents)
     children = read_int32s("fork_children", plan.fork_children)
     fork_sampling = list(plan.fork_sampling)
+    fork_tokens = read_int32s("fork_tokens", plan.fork_tokens) if plan.fork_tokens else None
     appended_rows = read_int32s("appended_rows", plan.appended_rows)
     appended_blocks = read_int32s("appended_blocks", plan.appended_blocks)
     copy_rows = read_int32s("copy_rows", plan.copy_rows)
@@ -70,6 +72,8 @@ def read_plan(plan: executor_pb2.StepPlan) -> PlanColumns:
     samples = _read_flags("scheduled_samples", plan.scheduled_samples)
     _check_length("fork_children", len(children), "fork_parents", len(parents))
     _check_length("fork_sampling", len(fork_sampling), "fork_parents", len(parents))
+    if fork_tokens is not None:
+        _check_length("fork_tokens", len(fork_tokens), "fork_parents", len(parents))
     _check_length("appended_blocks", len(appended_blocks), "appended_rows", len(appended_rows))
     _check_length("copy_sources", len(copy_sources), "copy_rows", len(copy_rows))
     _check_length("copy_destinations", len(copy_destinations), "copy_rows", len(copy_rows))
@@ -79,6 +83,7 @@ def read_plan(plan: executor_pb2.StepPlan) -> PlanColumns:
         fork_parents=parents,
         fork_children=children,
         fork_sampling=fork_sampling,
+        fork_tokens=fork_tokens,
         ended_rows=read_int32s("ended_rows", plan.ended_rows),
         started=list(plan.started),
         joined=list(plan.joined),

@@ -111,8 +111,15 @@ class Runner(Protocol):
     def start_rows(self, starts: list[RowStart]) -> None:
         """A sequence begins in each of these rows; whatever was there before is gone."""
 
-    def fork_rows(self, parents: Int32s, children: Int32s, sampling: list[executor_pb2.RowSampling]) -> None:
-        """Each child takes its parent's state as it is before this call, with sampling parameters of its own."""
+    def fork_rows(
+        self,
+        parents: Int32s,
+        children: Int32s,
+        sampling: list[executor_pb2.RowSampling],
+        tokens: Int32s | None = None,
+    ) -> None:
+        """Each child takes its parent's state as it is before this call, with sampling parameters of its own; and, if
+        there are `tokens`, its own of these as the token that it has sampled last."""
 
     def end_rows(self, rows: Int32s) -> None:
         """These rows are free."""

@@ -50,7 +50,7 @@ class Stepper:
 
     def _fork(self, forks: Forks) -> None:
         if len(forks.children):
-            self._runner.fork_rows(forks.parents, forks.children, forks.sampling)
+            self._runner.fork_rows(forks.parents, forks.children, forks.sampling, forks.tokens)
 
     def _guarded(self, call: Callable[[], _T]) -> _T:
         try:

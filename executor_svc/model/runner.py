@@ -75,10 +75,20 @@ class ModelRunner:
         for start in starts:
             self._is_long[start.row] = len(start.token_ids) > self._rope_switch_len
 
-    def fork_rows(self, parents: Int32s, children: Int32s, sampling: list[executor_pb2.RowSampling]) -> None:
-        rows = self._staging.to_device({"parents": parents.astype(np.int64), "children": children.astype(np.int64)})
+    def fork_rows(
+        self,
+        parents: Int32s,
+        children: Int32s,
+        sampling: list[executor_pb2.RowSampling],
+        tokens: Int32s | None = None,
+    ) -> None:
+        own = {} if tokens is None else {"tokens": tokens.astype(np.int64)}
+        rows = self._staging.to_device(
+            {"parents": parents.astype(np.int64), "children": children.astype(np.int64)} | own
+        )
         last_tokens = self.forward.last_tokens
-        last_tokens.index_copy_(0, rows["children"], last_tokens.index_select(0, rows["parents"]))
+        handed_on = last_tokens.index_select(0, rows["parents"]) if tokens is None else rows["tokens"]
+        last_tokens.index_copy_(0, rows["children"], handed_on.to(last_tokens.dtype))
         self._sampler.fork_rows(parents, children, sampling)
         self._is_long[children] = self._is_long[parents]
 

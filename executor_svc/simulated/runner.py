@@ -119,10 +119,18 @@ class SimulatedRunner:
             rows.prompt[start.row] = prompt
         rows.note_changes()
 
-    def fork_rows(self, parents: Int32s, children: Int32s, sampling: list[executor_pb2.RowSampling]) -> None:
+    def fork_rows(
+        self,
+        parents: Int32s,
+        children: Int32s,
+        sampling: list[executor_pb2.RowSampling],
+        tokens: Int32s | None = None,
+    ) -> None:
         rows = self._rows
         for column in (rows.last_token, rows.num_prompt, rows.special):
             column[children] = column[parents]
+        if tokens is not None:
+            rows.last_token[children] = tokens
         prompts = [rows.prompt[parent] for parent in parents]
         for child, prompt, parameters in zip(children, prompts, sampling, strict=True):
             rows.prompt[child] = prompt

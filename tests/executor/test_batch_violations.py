@@ -55,6 +55,13 @@ def joins(*joined: tuple[int, int]) -> StepPlan:
     return StepPlan(joined=[JoinedRow(row=row, like=like, sampling=sampling()) for row, like in joined])
 
 
+def fork(parent: int, child: int, tokens: list[int] | None = None, **parameters: float) -> StepPlan:
+    plan = StepPlan(fork_parents=column([parent]), fork_children=column([child]))
+    plan.fork_sampling.append(sampling(**parameters))
+    plan.fork_tokens = column(tokens or [])
+    return plan
+
+
 def with_sampling(parameters: RowSampling) -> StepPlan:
     return StepPlan(started=[start(2, [1, 2, 3], [5], parameters=parameters)])
 
@@ -123,6 +130,13 @@ VIOLATIONS = {
         "fork_sampling.temperature",
         StepPlan(fork_parents=column([0]), fork_children=column([2]), fork_sampling=[sampling(temperature=-1)]),
     ),
+    "a child that counts tokens its parent did not": ("fork_sampling", fork(1, 2, presence_penalty=1)),
+    "more tokens than children": ("fork_tokens", fork(1, 2, tokens=[5, 6])),
+    "tokens without children": ("fork_tokens", StepPlan(fork_tokens=column([5]))),
+    "a child's token outside the vocabulary": ("fork_tokens", fork(1, 2, tokens=[100])),
+    "a child's negative token": ("fork_tokens", fork(1, 2, tokens=[-1])),
+    "another token for a parent that has sampled none": ("fork_tokens", fork(0, 2, tokens=[5])),
+    "another token for a child that counts tokens": ("fork_sampling", fork(1, 2, tokens=[5], presence_penalty=1)),
     # joined rows; row 0 has two tokens to compute
     "a joined row that is not scheduled": ("joined.row", schedule(joins((2, 0)), (0, 2, True))),
     "a joined row with tokens": ("joined.row", schedule(joins((2, 0)), (0, 2, True), (2, 1, True))),
@@ -335,3 +349,28 @@ def test_a_plan_that_names_a_row_many_times_takes_no_memory_for_each() -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 50 << 20, "50,000 rows of 2,048 entries would be 400 MB"
+
+
+def test_another_token_replaces_one_that_is_sampled_and_not_computed(
+    batch_and_lease: tuple[ResidentBatch, Lease],
+) -> None:
+    batch, lease = batch_and_lease
+    batch.apply(read_plan(schedule(fork(1, 2, tokens=[5]), (2, 1, True))), SESSION, lease)
+    assert (batch.num_computed[2], batch.num_sampled[2]) == (5, 2)
+    batch.apply(read_plan(schedule(StepPlan(), (1, 1, False))), SESSION, lease)
+    with pytest.raises(PlanViolation, match="fork_tokens: of row 1; its last token must be sampled, and not computed"):
+        batch.apply(read_plan(fork(1, 2, tokens=[5])), SESSION, lease)
+
+
+def test_a_row_with_a_penalty_forks_to_others_with_one_and_with_no_other_token(
+    batch_and_lease: tuple[ResidentBatch, Lease],
+) -> None:
+    batch, lease = batch_and_lease
+    plan = StepPlan(started=[start(2, [1, 2], [5], parameters=sampling(frequency_penalty=1))])
+    batch.apply(read_plan(schedule(plan, (2, 2, True))), SESSION, lease)
+    batch.apply(read_plan(fork(2, 0, repetition_penalty=2)), SESSION, lease)
+    with pytest.raises(PlanViolation, match="fork_tokens: of row 0; has a penalty"):
+        batch.apply(read_plan(fork(2, 0, tokens=[5], presence_penalty=1)), SESSION, lease)
+    batch.apply(read_plan(fork(2, 0, tokens=[5])), SESSION, lease)
+    with pytest.raises(PlanViolation, match="fork_sampling: a penalty in row 1; its parent, row 0, has none"):
+        batch.apply(read_plan(fork(0, 1, presence_penalty=1)), SESSION, lease)
