@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from executor_svc.applied_plan import AppliedPlan, Forks, RowChanges
-from executor_svc.fork_checks import check_counts, check_replaced, counts_tokens
+from executor_svc.fork_checks import check_past, check_replaced, remembered
 from executor_svc.joining import read_joined
 from executor_svc.leases import Lease, Ownership
 from executor_svc.masking import read_masks
@@ -26,7 +26,7 @@ from executor_svc.step_builder import build_step
 from paged.v1 import executor_pb2
 
 _EMPTY = np.empty(0, np.int32)
-_LIVE, _NUM_KNOWN, _NUM_SAMPLED, _NUM_COMPUTED, _NUM_BLOCKS, _NUM_LOGPROBS, _COUNTS = range(7)
+_LIVE, _NUM_KNOWN, _NUM_SAMPLED, _NUM_COMPUTED, _NUM_BLOCKS, _NUM_LOGPROBS, _REMEMBERED = range(7)
 NO_LOGPROBS = -1
 _FIRST_TABLE_WIDTH = 16
 
@@ -178,7 +178,7 @@ class ResidentBatch:
         for sampling in plan.fork_sampling:
             check_sampling("fork_sampling", sampling, self._limits)
         forks = Forks(parents, children, plan.fork_sampling, plan.fork_tokens)
-        check_counts("fork_sampling", forks, self._state[_COUNTS])
+        check_past("fork_sampling", forks, self._state[_REMEMBERED])
         if forks.tokens is not None:
             check_token_ids("fork_tokens", forks.tokens, self._limits)
             check_replaced(forks, self.num_known + self.num_sampled, self.num_sampled, self.num_computed)
@@ -191,7 +191,7 @@ class ResidentBatch:
             raise PlanViolation("joined.row", f"row {forks.children[live.argmax()]}", "is live already")
         for sampling in forks.sampling:
             check_sampling("joined.sampling", sampling, self._limits)
-        check_counts("joined.sampling", forks, self._state[_COUNTS])
+        check_past("joined.sampling", forks, self._state[_REMEMBERED])
 
     def _copy_rows(self, forks: Forks) -> None:
         if not len(forks.children):
@@ -203,7 +203,7 @@ class ResidentBatch:
         for child, ids, sampling in zip(forks.children, known, forks.sampling, strict=True):
             self._known[child] = ids
             self._state[_NUM_LOGPROBS, child] = _num_logprobs(sampling)
-            self._state[_COUNTS, child] = counts_tokens(sampling)
+            self._state[_REMEMBERED, child] = remembered(sampling)
 
     def _end(self, plan: PlanColumns) -> None:
         if len(plan.ended_rows):
@@ -230,7 +230,7 @@ class ResidentBatch:
             started.num_computed_tokens,
             len(blocks),
             _num_logprobs(started.sampling),
-            counts_tokens(started.sampling),
+            remembered(started.sampling),
         )
         return RowStart(row, token_ids, started.num_prompt_tokens, started.sampling)
 

@@ -50,11 +50,25 @@ class SequenceColumns:
             self._running = rows[np.argsort(self.tenancy[rows])]
         return self._running
 
-    def enter(self, sequence: Sequence, blocks: list[int], num_computed: int, max_total: int) -> int:
-        """Give the sequence a free row, and the row these blocks. Returns the row."""
-        row = self._free.pop()
-        self._last_tenancy += 1
-        self.tenancy[row] = self._last_tenancy
+    def reserve(self, count: int) -> list[tuple[int, int]]:
+        """Take free rows for sequences that will enter in them, with the order of admission of now."""
+        return [self._place() for _ in range(count)]
+
+    def give_back(self, places: list[tuple[int, int]]) -> None:
+        """Nobody will enter in these reserved rows."""
+        self._free.extend(row for row, _ in reversed(places))
+
+    def enter(
+        self,
+        sequence: Sequence,
+        blocks: list[int],
+        num_computed: int,
+        max_total: int,
+        place: tuple[int, int] | None = None,
+    ) -> int:
+        """Give the sequence a free row, or the reserved place, and the row these blocks. Returns the row."""
+        row, tenancy = place or self._place()
+        self.tenancy[row] = tenancy
         self.sequence[row] = sequence
         self.num_tokens[row] = len(sequence.token_ids)
         self.num_computed[row] = num_computed
@@ -86,6 +100,11 @@ class SequenceColumns:
     def table(self, row: int) -> list[int]:
         return self.block_table[row, : self.num_blocks[row]].tolist()
 
+    def set_table(self, row: int, blocks: list[int]) -> None:
+        """The row has these blocks instead of its own."""
+        self.num_blocks[row] = 0
+        self._append(row, blocks)
+
     def set_sharing(self, row: int, shares: bool) -> None:
         self.num_sharing += int(shares) - int(self.shares_tail[row])
         self.shares_tail[row] = shares
@@ -96,6 +115,10 @@ class SequenceColumns:
         self.block_table = _widened(self.block_table, int(counts.max(initial=0)) + 1, 0)
         self.block_table[rows, counts] = blocks
         self.num_blocks[rows] = counts + 1
+
+    def _place(self) -> tuple[int, int]:
+        self._last_tenancy += 1
+        return self._free.pop(), self._last_tenancy
 
     def _append(self, row: int, blocks: list[int]) -> None:
         self.block_table = _widened(self.block_table, len(blocks), 0)

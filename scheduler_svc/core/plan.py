@@ -52,6 +52,18 @@ class JoinedRow:
 
 
 @dataclass(frozen=True, slots=True)
+class ForkedRow:
+    """A beam that goes on in a row as another one, or the same, would: with what `parent` has before the plan, but for
+    `token` in place of the last one that it has sampled. `is_fresh`: the row was free before."""
+
+    row: int
+    parent: int
+    token: int
+    sampling: Sampling
+    is_fresh: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Copies:
     """Copy-on-write: in the table of `rows[i]` block `sources[i]` is replaced by `destinations[i]`, its copy."""
 
@@ -77,6 +89,7 @@ class Plan:
     0 tokens is a joined row right behind the row that it is like, or behind others that are."""
 
     step: int
+    forks: list[ForkedRow]  # all at once
     ended: list[int]
     started: list[StartedRow]
     joined: list[JoinedRow]

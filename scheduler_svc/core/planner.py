@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from scheduler_svc.core.beam_group import BeamGroup
+from scheduler_svc.core.beams import Beams
 from scheduler_svc.core.masking import Masking
 from scheduler_svc.core.plan import Copies, JoinedRow, Plan, StartedRow
 from scheduler_svc.core.sequence import Sequence, State
@@ -19,6 +21,7 @@ class Planner:
         self._state = state
         self._masking = Masking(state)
         self._sharing = Sharing(state, self._masking)
+        self._beams = Beams(state)
         self._watermark = watermark
         self._reserve = 0  # blocks that running rows could come to need in the step after this one
         self._promised = 0  # of these, for samples that are to join in this plan
@@ -40,8 +43,9 @@ class Planner:
             promised = sum(map(self._promise, self._leaders_at_end(rows, num_tokens)))
             started, chunks = self._admit(self._state.lease.tokens_per_step - int(num_tokens.sum()), promised)
             if started:
-                rows = np.concatenate([rows, [start.row for start in started]])
-                num_tokens = np.concatenate([num_tokens, chunks])
+                computed = [start.row for start, chunk in zip(started, chunks, strict=True) if chunk]
+                rows = np.concatenate([rows, computed])
+                num_tokens = np.concatenate([num_tokens, [chunk for chunk in chunks if chunk]])
         if not (len(rows) or self._state.ended_rows or even_if_empty):
             return None
         samples = self._advance(rows, num_tokens, num_single)
@@ -54,8 +58,10 @@ class Planner:
         self._await_result(sampling)
         self._note_peaks()
         ended, self._state.ended_rows = self._state.ended_rows, []
+        forks, self._state.forks = self._state.forks, []
         return Plan(
             step=self._state.step,
+            forks=forks,
             ended=ended,
             started=started,
             joined=joined,
@@ -101,9 +107,8 @@ class Planner:
         columns = self._state.columns
         rows = columns.running_rows()
         length = np.minimum(columns.num_tokens[rows] + columns.in_flight[rows] + 1, columns.max_total[rows] - 1)
-        return (
-            int(np.maximum(self._blocks_for(length) - columns.num_blocks[rows], 0).sum()) + self._sharing.copies_ahead()
-        )
+        appended = int(np.maximum(self._blocks_for(length) - columns.num_blocks[rows], 0).sum())
+        return appended + self._sharing.copies_ahead() + self._beams.growth()
 
     def _blocks_for(self, num_tokens: np.ndarray) -> np.ndarray:
         return -(-num_tokens // self._state.lease.block_size)
@@ -136,11 +141,11 @@ class Planner:
         if sequence.needs_mask or not self._state.columns.num_free_rows:
             return []
         self._reserve = self._growth()
-        start = self._start(sequence)
-        if start is None:
+        starts = self._start(sequence)
+        if starts is None:
             return []
         self._state.alone = sequence
-        return [start]
+        return starts
 
     def _leaders_at_end(self, rows: np.ndarray, num_tokens: np.ndarray) -> list[Sequence]:
         """Those of whose prompts this schedule computes the last token."""
@@ -159,8 +164,8 @@ class Planner:
         return num_rows
 
     def _admit(self, budget: int, promised: int) -> tuple[list[StartedRow], list[int]]:
-        """Let the first in the queue in while it fits and leaves `promised` rows. Returns them, and how many tokens of
-        each are computed."""
+        """Let the first in the queue in while it fits and leaves `promised` rows. Returns their rows, and how
+        many tokens of each are computed; a beam may have to wait for its first one."""
         started: list[StartedRow] = []
         chunks: list[int] = []
         num_sent = 0
@@ -169,28 +174,32 @@ class Planner:
                 break  # tokens, or a mask, are on the way and come first; or it must have a plan of its own
             if sequence.masked and not self._masking.room(sequence):
                 break
-            num_sent += len(sequence.token_ids)
+            num_sent += sequence.num_sent
             if started and num_sent > MAX_STARTED_TOKENS:
                 break
-            start = self._start(sequence)
-            if start is None:
+            starts = self._start(sequence, promised)
+            if starts is None:
                 break
-            started.append(start)
-            chunk = min(len(start.token_ids) - start.num_computed, budget)
-            chunks.append(chunk)
-            budget -= chunk
-            if sequence.held and start.num_computed + chunk == len(start.token_ids):
-                promised += self._promise(sequence)
-            # At once, so that the next one admitted in this plan finds the blocks that this one writes.
-            self._state.publish(sequence, start.num_computed + chunk)
+            for start in starts:
+                started.append(start)
+                chunk = min(len(start.token_ids) - start.num_computed, budget)
+                chunks.append(chunk)
+                budget -= chunk
+                if sequence.held and start.num_computed + chunk == len(start.token_ids):
+                    promised += self._promise(sequence)
+                # At once, so that the next one admitted in this plan finds the blocks that this one writes.
+                self._state.publish(self._state.sequence_in(start.row), start.num_computed + chunk)
         return started, chunks
 
-    def _start(self, sequence: Sequence) -> StartedRow | None:
-        """Admit the sequence with blocks for all tokens that are known, or change nothing and return None."""
+    def _start(self, sequence: Sequence, promised: int = 0) -> list[StartedRow] | None:
+        """Admit the sequence, or all beams of its group, with blocks for all tokens that are known and rows that are
+        not promised; or change nothing and return None."""
+        if sequence.group is not None:
+            return self._start_group(sequence.group, promised)
         block_size, pool = self._state.lease.block_size, self._state.cache.pool
         self._state.stretch(sequence)
         bound = self._state.bound_in_row(sequence)
-        hits = self._cached_prefix(sequence)
+        hits = self._state.cached_prefix(sequence)
         num_tokens = len(sequence.token_ids)
         num_blocks = -(-num_tokens // block_size)
         growth = max(0, -(-min(num_tokens + 1, bound - 1) // block_size) - num_blocks)
@@ -214,7 +223,7 @@ class Planner:
             sequence.num_cached = num_computed
             self._state.counters.prompt_tokens += sequence.num_prompt
             self._state.counters.cached_prompt_tokens += num_computed
-        return StartedRow(
+        start = StartedRow(
             row=sequence.row,
             token_ids=sequence.token_ids.copy(),
             num_prompt=sequence.num_prompt,
@@ -223,6 +232,18 @@ class Planner:
             sampling=sequence.sampling,
             end_token_ids=sequence.end_token_ids,
         )
+        return [start]
+
+    def _start_group(self, group: BeamGroup, promised: int) -> list[StartedRow] | None:
+        if self._state.columns.num_free_rows - promised < group.parameters.width:
+            return None
+        growth = group.growth(self._state.lease.block_size)
+        spare_blocks = self._state.cache.pool.num_free - growth
+        if self._state.num_running:
+            spare_blocks -= self._reserve + self._spared
+        starts = self._beams.start(group, spare_blocks)
+        self._reserve += growth if starts else 0
+        return starts
 
     @property
     def _spared(self) -> int:
@@ -251,15 +272,6 @@ class Planner:
         kept = [i for i, row in enumerate(copies.rows) if tenancy[row] > 0]
         return Copies(
             [copies.rows[i] for i in kept], [copies.sources[i] for i in kept], [copies.destinations[i] for i in kept]
-        )
-
-    def _cached_prefix(self, sequence: Sequence) -> list[int]:
-        """Blocks that hold the beginning of the sequence; never its last token, whose logits are needed."""
-        if not self._state.prefix_caching:
-            return []
-        self._state.extend_hashes(sequence)
-        return self._state.cache.find(
-            sequence.block_hashes[: (len(sequence.token_ids) - 1) // self._state.lease.block_size]
         )
 
     def _advance(self, rows: np.ndarray, num_tokens: np.ndarray, num_single: int) -> np.ndarray:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from scheduler_svc.core.beams import Beams
 from scheduler_svc.core.plan import LogprobColumn, Result
 from scheduler_svc.core.sequence import EndReason, Sequence, State, TokenLogprobs
 from scheduler_svc.core.state import CoreState, InFlight
@@ -26,6 +27,7 @@ class Results:
 
     def __init__(self, state: CoreState) -> None:
         self._state = state
+        self._beams = Beams(state)
 
     def apply(self, result: Result) -> Applied:
         """Take in the result of the oldest plan in flight. Raises ResultMismatch if it is another's."""
@@ -35,7 +37,10 @@ class Results:
         if result.tokens.max(initial=-1) >= self._state.lease.vocab_size:
             raise ResultMismatch(f"step {result.step}: id {result.tokens.max()} is outside of the vocabulary")
         self._state.in_flight.popleft()
-        regular = (self._state.columns.tenancy[record.rows] == record.tenancies) & (result.tokens >= 0)
+        current = self._state.columns.tenancy[record.rows] == record.tenancies
+        regular = current & (result.tokens >= 0)
+        if self._state.groups:
+            regular &= np.array([sequence.group is None for sequence in record.sequences], np.bool_)
         if regular.all():
             return self._append(record, result.tokens, result.logprobs)
         chosen = np.flatnonzero(regular).tolist()
@@ -43,7 +48,10 @@ class Results:
         applied = self._append(record.only(chosen), result.tokens[chosen], logprobs)
         for i in np.flatnonzero(~regular).tolist():
             entry = result.logprobs[i] if result.logprobs else None
-            self._append_irregular(record.sequences[i], int(result.tokens[i]), entry, applied)
+            if record.sequences[i].group is not None:
+                self._take_beam(record.sequences[i], int(result.tokens[i]), entry, bool(current[i]), applied)
+            else:
+                self._append_irregular(record.sequences[i], int(result.tokens[i]), entry, applied)
         return applied
 
     def _append(self, record: InFlight, tokens: np.ndarray, logprobs: LogprobColumn) -> Applied:
@@ -93,6 +101,16 @@ class Results:
         if token in sequence.end_token_ids or len(sequence.token_ids) >= sequence.max_total:
             self._finish(sequence)
             applied.ended.append(sequence)
+
+    def _take_beam(
+        self, beam: Sequence, token: int, candidates: TokenLogprobs | None, is_current: bool, applied: Applied
+    ) -> None:
+        group = beam.group
+        if group is None:
+            raise RuntimeError("a beam without a group")
+        if token >= 0 and is_current and applied.updated[-1:] != [group.handle]:
+            applied.updated.append(group.handle)
+        applied.ended.extend(self._beams.take(beam, token, candidates, is_current))
 
     def _publish_outputs(self, rows: np.ndarray, sequences: list[Sequence]) -> None:
         """Publish, for each of these rows, the next block if its ids are known and its K/V is final."""

@@ -51,6 +51,7 @@ class Scheduler:
                 sequence.block_hashes.clear()
         hopeless = [sequence for sequence in state.queue if not state.bound(sequence)]
         hopeless += [sample for sequence in hopeless for sample in sequence.held if sample.state is State.HELD]
+        hopeless += [answer for sequence in hopeless if sequence.group for answer in sequence.group.answers[1:]]
         for sequence in reversed(hopeless):  # held samples first: they are not to wait by themselves
             state.end(sequence)
         return hopeless
@@ -58,12 +59,15 @@ class Scheduler:
     def detach(self) -> list[Sequence]:
         """The executor is lost: what ran waits again, in the same order, to be computed anew. Returns what ran."""
         state = self.state
-        ran = [state.sequence_in(row) for row in state.columns.running_rows()]
+        rows = [state.sequence_in(row) for row in state.columns.running_rows()]
+        ran = list(dict.fromkeys(sequence.group.handle if sequence.group else sequence for sequence in rows))
         for sequence in reversed(ran):
             state.preempt(sequence)
         for record in state.in_flight:
             for sequence in record.sequences:
                 sequence.num_owed = 0
+                if sequence.group is not None:
+                    sequence.group.handle.num_owed = 0
         state.begin(NO_LEASE)
         return ran
 

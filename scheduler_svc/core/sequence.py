@@ -2,7 +2,10 @@
 
 import enum
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from scheduler_svc.core.beam_group import BeamGroup
 
 from scheduler_svc.core.token_rules import NO_RULES, TokenRules
 
@@ -50,7 +53,8 @@ class Sequence:
 
     `token_ids` holds prompt and output; `num_prompt` tells where the output begins. The list may be others', too: it is
     copied when the sequence first enters a row. `logprobs` has one entry for each output token where asked for.
-    `held` are the other samples of the request while they are HELD.
+    `held` are the other samples of the request while they are HELD. One that is a beam, or stands for all beams of a
+    search, has its `group`.
     """
 
     request_id: str
@@ -74,11 +78,18 @@ class Sequence:
     stretched: bool = False  # its keys are those of a sequence longer than the lease's rope_switch_len
     num_cached: int | None = None  # prompt tokens found in the prefix cache at first admission
     held: list["Sequence"] = field(default_factory=list)
+    group: "BeamGroup | None" = None
+    score: float | None = None  # of an answer of a beam search
     logprobs: list["TokenLogprobs"] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks of token_ids, as far as computed
 
     def __post_init__(self) -> None:
         self.num_prompt = self.num_prompt or len(self.token_ids)
+
+    @property
+    def num_sent(self) -> int:
+        """Ids that a plan names which starts it."""
+        return len(self.token_ids) if self.group is None else self.group.num_tokens * self.group.num_to_start
 
     @property
     def num_output(self) -> int:

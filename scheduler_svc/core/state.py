@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from scheduler_svc.core.admission import AdmissionQueue
+from scheduler_svc.core.beam_group import BeamGroup
 from scheduler_svc.core.columns import SequenceColumns
-from scheduler_svc.core.plan import Lease
+from scheduler_svc.core.plan import ForkedRow, Lease
 from scheduler_svc.core.prefix import PrefixCache, extend_hashes, root_hash
 from scheduler_svc.core.sequence import Sequence, State
 
@@ -69,6 +70,8 @@ class CoreState:
         self.in_flight: deque[InFlight] = deque()
         self.last_in_flight: InFlight | None = None
         self.leaders: list[Sequence] = []  # that run, or ran, and for which other samples are held
+        self.groups: dict[BeamGroup, None] = {}  # of beams that run, in order of admission
+        self.forks: list[ForkedRow] = []  # of these, for the next plan
         self.alone: Sequence | None = None  # the last one admitted to be computed alone
         self.step = 0
         self.ended_rows: list[int] = []  # since the last plan
@@ -77,6 +80,10 @@ class CoreState:
     def capacity_tokens(self) -> int:
         """Most tokens of a sequence that runs alone; its last one needs no slot."""
         return len(self.lease.block_ids) * self.lease.block_size + 1
+
+    @property
+    def num_rows(self) -> int:
+        return min(len(self.lease.row_ids), self.lease.tokens_per_step)
 
     @property
     def max_model_len(self) -> int:
@@ -108,13 +115,21 @@ class CoreState:
 
         What `max_tokens` and the model's length allow; where max_tokens is open, no more than the blocks can hold.
         """
-        length = self.max_model_len
+        length, capacity = self.max_model_len, self.capacity_of(sequence)
         if sequence.max_tokens is None:
-            length = min(length, self.capacity_tokens)
+            length = min(length, capacity)
         else:
             length = min(length, sequence.num_prompt + sequence.max_tokens)
         sequence.max_total = length
-        return len(sequence.token_ids) < length <= self.capacity_tokens
+        known = len(sequence.token_ids) if sequence.group is None else sequence.group.num_tokens
+        return known < length <= capacity
+
+    def capacity_of(self, sequence: Sequence) -> int:
+        """Most tokens of the sequence, or each beam of its group, with all of the lease; 0 where it has too few rows."""
+        if sequence.group is None:
+            return self.capacity_tokens
+        enough = sequence.group.parameters.width <= self.num_rows
+        return sequence.group.capacity_tokens(len(self.lease.block_ids), self.lease.block_size) if enough else 0
 
     def stretch(self, sequence: Sequence) -> None:
         """Note which keys the sequence has if it starts with the tokens that it has now."""
@@ -137,11 +152,24 @@ class CoreState:
         root = b"" if sequence.block_hashes else self.cache_root(sequence)
         extend_hashes(sequence.block_hashes, sequence.token_ids, self.lease.block_size, root)
 
+    def cached_prefix(self, sequence: Sequence) -> list[int]:
+        """Blocks that hold the beginning of the sequence; never its last token, whose logits are needed."""
+        if not self.prefix_caching:
+            return []
+        self.extend_hashes(sequence)
+        return self.cache.find(sequence.block_hashes[: (len(sequence.token_ids) - 1) // self.lease.block_size])
+
     def rows_of_step(self) -> np.ndarray:
         """Rows that the next step may compute, in order of admission: all that run, or the one that must be alone; but
         none that awaits its mask."""
         alone = self.running_alone
-        rows = self.columns.running_rows() if alone is None else np.array([alone.row])
+        if alone is None:
+            rows = self.columns.running_rows()
+        elif alone.group is None:
+            rows = np.array([alone.row])
+        else:
+            rows = np.array([beam.row for beam in alone.group.beams])
+            rows = rows[np.argsort(self.columns.tenancy[rows])]
         return rows[~self.columns.awaits_mask[rows]] if self.columns.num_masked else rows
 
     @property
@@ -159,12 +187,15 @@ class CoreState:
     def end(self, sequence: Sequence) -> None:
         """End the sequence now, wherever it is; its tokens in flight will be dropped. Harmless if it has ended."""
         if sequence.state is State.RUNNING:
-            self._release(sequence)
+            self._leave(sequence)
         elif sequence.state is State.WAITING:
             self.queue.remove(sequence)
         elif sequence.state is State.HELD:
             self.num_held -= 1
         sequence.state = State.ENDED
+        if sequence.group is not None:
+            for answer in sequence.group.answers:
+                answer.state = State.ENDED
         self.let_go(sequence)
 
     def let_go(self, leader: Sequence) -> None:
@@ -184,8 +215,10 @@ class CoreState:
         sample.block_hashes = leader.block_hashes[: leader.num_prompt // self.hashed_block_size]
 
     def preempt(self, sequence: Sequence) -> None:
-        """A running sequence waits again, at the head of the queue."""
-        self._release(sequence)
+        """A running sequence waits again, at the head of the queue; a beam with all of its group."""
+        if sequence.group is not None:
+            sequence = sequence.group.handle
+        self._leave(sequence)
         sequence.state = State.WAITING
         self.queue.push_front(sequence)
 
@@ -203,10 +236,30 @@ class CoreState:
             self.cache.publish(block, sequence.block_hashes[i])
         columns.num_published[row] = end
 
+    def _leave(self, sequence: Sequence) -> None:
+        """Release its row, or those of all beams of its group."""
+        group = sequence.group
+        if group is None:
+            self._release(sequence)
+            return
+        sequence.num_owed = int(sum(self.columns.in_flight[beam.row] for beam in group.beams))
+        for beam in group.beams:
+            self._release(beam)
+        self.columns.give_back(group.places)
+        group.beams, group.places = [], []
+        group.drawn.clear()
+        del self.groups[group]
+
     def _release(self, sequence: Sequence) -> None:
         """The only way out of a row, whatever the reason. The executor is told in the next plan."""
         row = sequence.row
         sequence.row = -1
         sequence.num_owed = int(self.columns.in_flight[row])
         self.cache.pool.release(self.columns.leave(row))
+        if self.forks:
+            fork = next((fork for fork in self.forks if fork.row == row), None)
+            if fork is not None:
+                self.forks.remove(fork)
+                if fork.is_fresh:
+                    return  # the executor has never heard of it
         self.ended_rows.append(row)

@@ -29,6 +29,11 @@ def encode_plan(plan: Plan, epoch: int, session: int) -> bytes:
     message.epoch, message.session, message.step = epoch, session, plan.step
     if len(plan.appended_rows):
         message.appended_rows, message.appended_blocks = _bytes(plan.appended_rows), _bytes(plan.appended_blocks)
+    if plan.forks:
+        message.fork_parents = _bytes([fork.parent for fork in plan.forks])
+        message.fork_children = _bytes([fork.row for fork in plan.forks])
+        message.fork_tokens = _bytes([fork.token for fork in plan.forks])
+        message.fork_sampling.extend(_row_sampling(fork.sampling, ()) for fork in plan.forks)
     if plan.ended:
         message.ended_rows = _bytes(plan.ended)
     if plan.started:

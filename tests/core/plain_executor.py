@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable
 
 from scheduler_svc.core.plan import Copies, Lease, Plan, Result
+from scheduler_svc.core.sequence import TokenLogprobs
 
 VOCAB_SIZE = 50
 
@@ -28,6 +29,14 @@ def unpacked(mask: bytes) -> list[int]:
 
 # What the tokens after an output may be; empty where there are none.
 Rule = Callable[[list[int]], list[int]]
+
+
+def likely_tokens(context: list[int], index: int, count: int) -> TokenLogprobs:
+    """The token of `next_token` is the most likely one; log-probabilities are fractions of 64, so sums are exact."""
+    gaps = hashlib.sha256(repr((context, index)).encode()).digest()[4:]
+    token, count = next_token(context, index), min(count)
+    values = [-sum(gaps[i % len(gaps)] % 96 + 1 for i in range(rank + 1)) / 64 for rank in range(count)]
+    return TokenLogprobs(values[0] if count else 0, 1, [(token + 7 * i) % VOCAB_SIZE for i in range(count)], values)
 
 
 def continuation(
@@ -59,6 +68,14 @@ class PlainExecutor:
     def run(self, plan: Plan) -> Result:
         self.step += 1
         assert plan.step == self.step
+        before = {fork.parent: self.rows[fork.parent] for fork in plan.forks}
+        for fork in plan.forks:
+            assert fork.is_fresh == (fork.row not in self.rows)
+            parent = before[fork.parent]
+            assert parent["computed"] == len(parent["known"]) - 1, "a token is replaced after it was computed"
+            known = [*parent["known"][:-1], fork.token]
+            own = {"known": known, "table": list(parent["table"]), "sampling": fork.sampling}
+            self.rows[fork.row] = {**parent, **own}
         for row in plan.ended:
             del self.rows[row]
         for start in plan.started:
@@ -67,13 +84,13 @@ class PlainExecutor:
                 "known": list(start.token_ids),
                 "computed": start.num_computed,
                 "table": list(start.blocks),
-                "index": start.sampling.index,
+                "sampling": start.sampling,
                 "stretched": 0 < self.rope_switch_len < len(start.token_ids),
             }
         for joined in plan.joined:
             assert joined.row not in self.rows
             like = self.rows[joined.like]
-            own = {"known": list(like["known"]), "table": list(like["table"]), "index": joined.sampling.index}
+            own = {"known": list(like["known"]), "table": list(like["table"]), "sampling": joined.sampling}
             self.rows[joined.row] = {**like, **own}
         for row, block in zip(plan.appended_rows.tolist(), plan.appended_blocks.tolist(), strict=True):
             self.rows[row]["table"].append(block)
@@ -93,7 +110,13 @@ class PlainExecutor:
         masks = dict(zip(plan.masks.rows, map(unpacked, plan.masks.masks), strict=True))
         sampling = [row for row, _, samples in scheduled if samples]
         assert masks.keys() <= set(sampling), "a mask for a row that draws nothing"
-        return Result(plan.step, _int32([self._sample(self.rows[row], masks.get(row)) for row in sampling]))
+        logprobs = [self._logprobs(self.rows[row]) for row in sampling]
+        tokens = _int32([self._sample(self.rows[row], masks.get(row)) for row in sampling])
+        return Result(plan.step, tokens, logprobs if any(logprobs) else None)
+
+    def _logprobs(self, row: dict) -> TokenLogprobs | None:
+        wanted, index = row["sampling"].logprobs, row["sampling"].index
+        return None if wanted is None else likely_tokens(row["known"], index, wanted)
 
     def _copy(self, copies: Copies) -> None:
         before = dict(self.slots)
@@ -121,7 +144,7 @@ class PlainExecutor:
             assert at == position, "a block holds another prefix than its table says"
             assert stretched == row["stretched"], "a block holds keys that were turned for another length"
             context.append(token)
-        row["known"].append(next_token(context, row["index"], allowed))
+        row["known"].append(next_token(context, row["sampling"].index, allowed))
         return row["known"][-1]
 
     def _slot(self, row: dict, position: int) -> int:

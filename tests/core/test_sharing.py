@@ -14,9 +14,17 @@ BLOCK_SIZE = 4
 class Run:
     """A scheduler and an executor, one plan between them at a time; every plan is kept."""
 
-    def __init__(self, num_blocks: int = 60, num_rows: int = 8, tokens_per_step: int = 64) -> None:
-        lease = Lease(list(range(1, num_blocks + 1)), list(range(num_rows)), tokens_per_step, BLOCK_SIZE)
-        self.scheduler = Scheduler()
+    def __init__(
+        self,
+        num_blocks: int = 60,
+        num_rows: int = 8,
+        tokens_per_step: int = 64,
+        rope_switch_len: int = 0,
+        prefix_caching: bool = True,
+    ) -> None:
+        blocks, rows = list(range(1, num_blocks + 1)), list(range(num_rows))
+        lease = Lease(blocks, rows, tokens_per_step, BLOCK_SIZE, rope_switch_len=rope_switch_len)
+        self.scheduler = Scheduler(prefix_caching=prefix_caching)
         self.scheduler.attach(lease)
         self.executor = PlainExecutor(lease)
         self.plans: list[Plan] = []

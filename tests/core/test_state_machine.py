@@ -12,6 +12,8 @@ from scheduler_svc.core.plan import Lease, Plan, Result
 from scheduler_svc.core.results import ResultMismatch
 from scheduler_svc.core.scheduler import NeverFits, Scheduler
 from scheduler_svc.core.sequence import EndReason, Sampling, Sequence, State
+from tests.core.beam_oracle import beam_answers
+from tests.core.beams import beams_of
 from tests.core.plain_executor import VOCAB_SIZE, PlainExecutor, continuation, packed
 
 STEMS = [[7] * 40, list(range(40)), [3, 1, 4, 1, 5, 9, 2, 6] * 5]
@@ -41,6 +43,17 @@ requests = st.fixed_dictionaries(
         "masked": st.sampled_from([False, False, True]),
     }
 )
+searches = st.fixed_dictionaries(
+    {
+        "prompt": prompts,
+        "width": st.integers(1, 5),
+        "max_tokens": st.one_of(st.none(), st.integers(1, 12)),
+        "returned": st.integers(1, 5),
+        "end_ids": st.sampled_from([(), (1, 2, 3, 4, 5, 6)]),
+        "length_penalty": st.sampled_from([-1.0, 0.0, 1.0, 2.0]),
+        "early_stopping": st.sampled_from([False, True, "never"]),
+    }
+)
 
 
 def thirds(output: list[int]) -> list[int]:
@@ -58,18 +71,22 @@ class Core(RuleBasedStateMachine):
         self.sequences: list[Sequence] = []
         self.leader_of: dict[Sequence, Sequence] = {}
         self.cancelled: set[Sequence] = set()
+        self.searches: list[tuple[list[Sequence], dict]] = []
         self.attached = False
 
     @initialize(
         prefix_caching=st.sampled_from([True, True, False]),
         lease=leases,
         several=st.lists(requests, min_size=2, max_size=6),
+        found=st.lists(searches, max_size=3),
     )
-    def begin(self, prefix_caching: bool, lease: dict, several: list[dict]) -> None:
+    def begin(self, prefix_caching: bool, lease: dict, several: list[dict], found: list[dict]) -> None:
         self.scheduler = Scheduler(prefix_caching=prefix_caching)
         self.attach(lease)
         for request in several:
             self.submit(request)
+        for search in found:
+            self.search(search)
 
     @precondition(lambda self: not self.attached)
     @rule(lease=leases)
@@ -87,7 +104,8 @@ class Core(RuleBasedStateMachine):
         )
         hopeless = self.scheduler.attach(self.lease)
         assert all(s.state is State.ENDED for s in hopeless)
-        assert not any(self.scheduler.state.bound(s) for s in hopeless)
+        others = {answer for answers, _ in self.searches for answer in answers[1:]}
+        assert not any(self.scheduler.state.bound(s) for s in hopeless if s not in others)
         self.executor = PlainExecutor(self.lease)
         self.attached = True
 
@@ -130,6 +148,23 @@ class Core(RuleBasedStateMachine):
         else:
             self.sequences += samples
             self.leader_of |= dict.fromkeys(samples[1:], first)
+
+    @rule(search=searches)
+    def search(self, search: dict) -> None:
+        search = {**search, "returned": min(search["returned"], search["width"])}
+        answers = beams_of(**search)
+        try:
+            self.scheduler.submit(answers[0])
+        except NeverFits:
+            assert not self.scheduler.state.bound(answers[0])
+        else:
+            self.searches.append((answers, search))
+
+    @precondition(lambda self: self.searches)
+    @rule(data=st.data())
+    def cancel_search(self, data: st.DataObject) -> None:
+        answers, _ = data.draw(st.sampled_from(self.searches))
+        self._cancel(answers[::-1])
 
     @precondition(lambda self: self.sequences)
     @rule(data=st.data())
@@ -182,6 +217,10 @@ class Core(RuleBasedStateMachine):
         if any(sequence.alone for sequence in self._running()):
             assert all(s.alone for s in computed), "a sequence that must be alone has company"
             assert len(computed) <= 1, "two sequences that must be alone"
+            return True
+        groups = [sequence.group for sequence in computed]
+        if any(group is not None and group.handle.alone for group in groups):
+            assert set(groups) == {groups[0]}, "a group that must be alone has company"
             return True
         behind = {sequence.row for sequence in running - victims - set(computed)}
         assert not behind or self._budget_spent(plan) or self._nothing_to_do(behind)
@@ -258,11 +297,23 @@ class Core(RuleBasedStateMachine):
                 assert output == expected
                 assert (sequence.end_reason is EndReason.END_TOKEN) == (output[-1] in sequence.end_token_ids)
 
+    @invariant()
+    def every_search_is_exact(self) -> None:
+        for answers, search in self.searches:
+            first = answers[0]
+            if first.end_reason not in (EndReason.END_TOKEN, EndReason.LENGTH):
+                assert all(answer.num_output == 0 for answer in answers)
+                continue
+            prompt = search["prompt"]
+            given = {name: search[name] for name in ("length_penalty", "early_stopping", "end_ids")}
+            expected = beam_answers(prompt, search["width"], first.max_total - len(prompt), **given)[: len(answers)]
+            assert [(answer.token_ids[len(prompt) :], answer.score) for answer in answers] == expected
+
     def teardown(self) -> None:
         """Everything that is still wanted ends, in a bounded number of steps, and leaves no block behind."""
         if not self.attached:
-            self._attach(30, 4, 40, 4, 1000, 0)
-        for _ in range(1000 + 600 * len(self.sequences)):
+            self._attach(60, 5, 40, 4, 1000, 0)
+        for _ in range(1000 + 600 * (len(self.sequences) + len(self.searches))):
             while len(self.waiting_plans) < 2 and self._plan():
                 pass
             waiting = [s for s in self.sequences if s.needs_mask and s.state is not State.ENDED]
@@ -273,9 +324,12 @@ class Core(RuleBasedStateMachine):
             for sequence in waiting:
                 self._allow(sequence)
         assert all(sequence.state is State.ENDED for sequence in self.sequences)
+        assert all(answer.state is State.ENDED for answers, _ in self.searches for answer in answers)
+        assert (self.scheduler.state.groups, self.scheduler.state.forks) == ({}, [])
         audit(self.scheduler.state)
         assert self.scheduler.state.cache.pool.num_used == 0
         self.every_text_is_exact()
+        self.every_search_is_exact()
 
 
 budget = settings(max_examples=200, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck))
