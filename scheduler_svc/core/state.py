@@ -125,7 +125,7 @@ class CoreState:
         return known < length <= capacity
 
     def capacity_of(self, sequence: Sequence) -> int:
-        """Most tokens of the sequence, or each beam of its group, with all of the lease; 0 where it has too few rows."""
+        """Most tokens of the sequence, or each beam of its group, with all of the lease; 0 if that lacks rows."""
         if sequence.group is None:
             return self.capacity_tokens
         enough = sequence.group.parameters.width <= self.num_rows

@@ -72,6 +72,7 @@ class Core(RuleBasedStateMachine):
         self.leader_of: dict[Sequence, Sequence] = {}
         self.cancelled: set[Sequence] = set()
         self.searches: list[tuple[list[Sequence], dict]] = []
+        self.found: set[Sequence] = set()
         self.attached = False
 
     @initialize(
@@ -304,6 +305,9 @@ class Core(RuleBasedStateMachine):
             if first.end_reason not in (EndReason.END_TOKEN, EndReason.LENGTH):
                 assert all(answer.num_output == 0 for answer in answers)
                 continue
+            if first in self.found:
+                continue
+            self.found.add(first)
             prompt = search["prompt"]
             given = {name: search[name] for name in ("length_penalty", "early_stopping", "end_ids")}
             expected = beam_answers(prompt, search["width"], first.max_total - len(prompt), **given)[: len(answers)]
