@@ -1,6 +1,6 @@
 """Beam search over whole vocabularies, in the fewest words: what the core's groups must come to."""
 
-from tests.core.plain_executor import likely_tokens
+from tests.core.plain_executor import VOCAB_SIZE, likely_tokens
 
 NONE = -1e9
 
@@ -21,7 +21,7 @@ def beam_answers(
     for length in range(1, max_tokens + 1):
         found = []
         for output, total in beams:
-            entry = likely_tokens(prompt + output, 0, 50)
+            entry = likely_tokens(prompt + output, 0, VOCAB_SIZE)
             for token, logprob in zip(entry.top_ids, entry.top_logprobs, strict=True):
                 held = length <= min_tokens and token in end_ids
                 found.append(([*output, token], total + logprob + (NONE if held else 0)))

@@ -34,7 +34,7 @@ Rule = Callable[[list[int]], list[int]]
 def likely_tokens(context: list[int], index: int, count: int) -> TokenLogprobs:
     """The token of `next_token` is the most likely one; log-probabilities are fractions of 64, so sums are exact."""
     gaps = hashlib.sha256(repr((context, index)).encode()).digest()[4:]
-    token, count = next_token(context, index), min(count)
+    token, count = next_token(context, index), min(count, VOCAB_SIZE)
     values = [-sum(gaps[i % len(gaps)] % 96 + 1 for i in range(rank + 1)) / 64 for rank in range(count)]
     return TokenLogprobs(values[0] if count else 0, 1, [(token + 7 * i) % VOCAB_SIZE for i in range(count)], values)
 
