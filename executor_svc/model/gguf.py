@@ -21,7 +21,7 @@ from executor_svc.model.refusal import ModelRefused, check_complete, reason
 
 log = structlog.get_logger(__name__)
 
-CONVERSION = 2  # raise it when a conversion comes out differently, so that older ones are not taken for it
+CONVERSION = 3  # raise it when a conversion comes out differently, so that older ones are not taken for it
 _CONTROL, _USER_DEFINED = 3, 4  # types of tokens
 _PLAIN_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
