@@ -8,6 +8,7 @@ import torch
 
 from executor_svc.model.added_logits import AddedLogits
 from executor_svc.model.banned_sequences import BannedSequences
+from executor_svc.model.drawing import MAX_ELEMENTS
 from executor_svc.model.penalties import Penalties, TokenCounts
 from executor_svc.model.sampling_plan import SamplingPlan
 from executor_svc.model.sampling_rows import NO_PLACE, TablePlaces
@@ -86,14 +87,16 @@ class RowTables:
         """Change contiguous float32 logits `[num_rows, vocab]` in place, as the rows want it."""
         if len(plan.ruled):
             self._added.apply(logits, columns["sample_ruled"], columns["sample_added"])
-        if len(plan.penalised):
-            places = columns["sample_penalised"]
+        step = max(1, MAX_ELEMENTS // logits.shape[1])  # it takes several times what the logits do
+        for begin in range(0, len(plan.penalised), step):
+            part = slice(begin, begin + step)
+            places = columns["sample_penalised"][part]
             punished = self._penalties.apply(
                 logits.index_select(0, places),
-                columns["sample_counts"],
-                repetition=columns["sample_repetition"] if plan.repeats else None,
-                frequency=columns["sample_frequency"],
-                presence=columns["sample_presence"],
+                columns["sample_counts"][part],
+                repetition=columns["sample_repetition"][part] if plan.repeats else None,
+                frequency=columns["sample_frequency"][part],
+                presence=columns["sample_presence"][part],
             )
             logits.index_copy_(0, places, punished)
         if len(plan.watched):

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from executor_svc.model import drawing
+from executor_svc.model.penalties import Penalties
 from executor_svc.model.randomness import random_uniform
 from executor_svc.model.row_tables import ForkWithoutPast
 from executor_svc.model.sampler import Sampler
@@ -137,6 +138,23 @@ def test_parts_of_a_large_batch_are_drawn_as_the_whole_is(monkeypatch):
     together, _ = sample(sampler_with(*sampling, context=CONTEXT, num_prompt=5), logits)
     monkeypatch.setattr("executor_svc.model.drawing.MAX_ELEMENTS", 3 * VOCAB)
     assert sample(sampler_with(*sampling, context=CONTEXT, num_prompt=5), logits)[0] == together
+
+
+def test_penalties_of_a_large_batch_are_applied_in_parts_as_the_whole_is(monkeypatch):
+    logits = random_logits(6, rows=33)
+    kinds = [{}, {"repetition_penalty": 1.7}, {"presence_penalty": 1.0, "frequency_penalty": 0.5}]
+    sampling = [row_sampling(temperature=1.0, seed=i, **kinds[i % 3]) for i in range(33)]
+    together, _ = sample(sampler_with(*sampling, context=CONTEXT, num_prompt=5), logits)
+    most, apply = [], Penalties.apply
+
+    def counted(self, part, *arguments, **options):
+        most.append(len(part))
+        return apply(self, part, *arguments, **options)
+
+    monkeypatch.setattr(Penalties, "apply", counted)
+    monkeypatch.setattr("executor_svc.model.row_tables.MAX_ELEMENTS", 3 * VOCAB)
+    assert sample(sampler_with(*sampling, context=CONTEXT, num_prompt=5), logits)[0] == together
+    assert most == [3] * 7 + [1]  # 22 of the rows have one
 
 
 def test_tokens_without_probability_are_never_drawn_even_at_the_ends(monkeypatch):
