@@ -1,36 +1,143 @@
-"""In which order sequences get in: first come, first served; a preempted one goes before all that never ran."""
+"""In which order sequences get in, and in the reverse of which they must give way.
 
-from collections import OrderedDict
-from collections.abc import Iterator
+One order over all sequences, running and waiting, fixed when a sequence is submitted, so that a preempted one keeps
+its rank and no two can push each other out in turns. It is that of `virtual finish - priority * ageing_tokens`:
 
-from scheduler_svc.core.sequence import Sequence
+* Each tenant has an account of tokens, divided by its weight: of the prompts and outputs that it has asked for, and at
+  their ends of the outputs that it got instead. A request finishes, virtually, at its tenant's account with the
+  request in it. Who has asked for less goes first; of one tenant's requests of one priority always the first.
+* An account never lags behind `served`, the tokens computed for all, divided by the weights of those who wait: nobody
+  saves up while idle.
+* A priority is worth a head start of `ageing_tokens`. `served` goes on with every token, so whoever waits is passed
+  only by those who come before that much more has been served: nobody waits for ever.
+"""
+
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from scheduler_svc.core.sequence import Rank, Sequence
+
+AGEING_TOKENS = 1_000_000
+MAX_RESERVED_TOKENS = 1 << 16  # of an output in its tenant's account; what is longer is charged once it is there
+FEW_ACCOUNTS = 1024  # not worth looking for those that say nothing any more
+
+
+@dataclass(slots=True)
+class _Account:
+    """Of one tenant. Both finishes are in tokens divided by `weight`."""
+
+    weight: float
+    charged: float = 0.0  # virtual finish of all that it has asked for
+    last: float = 0.0  # virtual finish that its latest request got
+    num_live: int = 0  # sequences submitted and not ended
+    num_waiting: int = 0
 
 
 class AdmissionQueue:
-    """The sequences that wait. All operations are O(1).
+    """The sequences that wait, in order. `weights` are those of tenants by name; all others have 1.
 
-    The order is strict: while the first does not fit, nobody passes it, so nobody waits for ever.
+    The order is strict: while the first does not fit, nobody passes it.
     """
 
-    def __init__(self) -> None:
-        self._waiting: OrderedDict[int, Sequence] = OrderedDict()
+    def __init__(self, weights: Mapping[str, float] | None = None, ageing_tokens: float = AGEING_TOKENS) -> None:
+        self._weights = dict(weights or {})
+        self._ageing_tokens = ageing_tokens
+        self._waiting: list[Sequence] = []
+        self._accounts: dict[str, _Account] = {}
+        self._many_accounts = FEW_ACCOUNTS
+        self._priorities: Counter[int] = Counter()  # of live sequences
+        self._served = 0.0
+        self._waiting_weight = 0.0
+        self._num_requests = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def __iter__(self) -> Iterator[Sequence]:
-        return iter(self._waiting.values())
+        return iter(self._waiting)
+
+    @property
+    def has_tiers(self) -> bool:
+        """Whether there are live sequences of different priorities."""
+        return len(self._priorities) > 1
+
+    def enter(self, sequence: Sequence) -> None:
+        """Rank a new sequence, and those that it holds right behind it; it waits from now on."""
+        group = [sequence, *sequence.held]
+        for member in group:
+            member.num_reserved = min(member.max_tokens or 0, MAX_RESERVED_TOKENS) * _num_rows(member)
+        account = self._account(sequence.tenant)
+        cost = sequence.num_prompt + sum(member.num_reserved for member in group)
+        account.charged = max(account.charged, self._served) + cost / account.weight
+        # What earlier requests did not use makes this one's finish earlier, but not earlier than theirs.
+        finish = max(account.charged, account.last) if account.num_live else account.charged
+        account.last = finish
+        account.num_live += len(group)
+        self._priorities[sequence.priority] += len(group)
+        self._num_requests += 1
+        place = finish - sequence.priority * self._ageing_tokens
+        for member in group:
+            member.rank = Rank(place, self._num_requests, member.sampling.index)
+        self.push(sequence)
 
     def push(self, sequence: Sequence) -> None:
-        self._waiting[id(sequence)] = sequence
-
-    def push_front(self, sequence: Sequence) -> None:
-        """For a preempted sequence: it keeps its rank. Of several victims, push the last in rank first."""
-        self.push(sequence)
-        self._waiting.move_to_end(id(sequence), last=False)
+        """A sequence that has its rank waits, again or for the first time."""
+        insort(self._waiting, sequence, key=_rank)
+        account = self._account(sequence.tenant)
+        account.num_waiting += 1
+        if account.num_waiting == 1:
+            self._waiting_weight += account.weight
 
     def first(self) -> Sequence | None:
-        return next(iter(self._waiting.values()), None)
+        return self._waiting[0] if self._waiting else None
 
     def remove(self, sequence: Sequence) -> None:
-        del self._waiting[id(sequence)]
+        """It waits no more, for whatever reason."""
+        index = bisect_left(self._waiting, sequence.rank, key=_rank)
+        while self._waiting[index] is not sequence:
+            index += 1
+        del self._waiting[index]
+        account = self._account(sequence.tenant)
+        account.num_waiting -= 1
+        if account.num_waiting == 0:
+            self._waiting_weight = self._waiting_weight - account.weight if self._waiting else 0.0
+
+    def settle(self, sequence: Sequence) -> None:
+        """A sequence that was ranked ends: its tenant's account gets what it used for what it has asked for."""
+        account = self._account(sequence.tenant)
+        # Of a prompt that was never computed nothing is given back: a tenant that cancels gains nothing by it.
+        num_output = sequence.num_output
+        if sequence.group is not None:
+            num_output = sequence.group.search.num_tokens * _num_rows(sequence)
+        used = num_output + sequence.num_prompt * (sequence.num_cached is not None)
+        self._served += used / max(self._waiting_weight, account.weight)
+        account.charged += (num_output - sequence.num_reserved) / account.weight
+        sequence.num_reserved = 0
+        account.num_live -= 1
+        self._priorities[sequence.priority] -= 1
+        if not self._priorities[sequence.priority]:
+            del self._priorities[sequence.priority]
+
+    def _account(self, tenant: str) -> _Account:
+        account = self._accounts.get(tenant)
+        if account is None:
+            self._forget_idle()
+            account = self._accounts[tenant] = _Account(self._weights.get(tenant, 1.0))
+        return account
+
+    def _forget_idle(self) -> None:
+        """Accounts that a new one would equal are as good as none. Names are the clients', so there may be many."""
+        if len(self._accounts) >= self._many_accounts:
+            live = {t: a for t, a in self._accounts.items() if a.num_live or a.charged > self._served}
+            self._accounts = live
+            self._many_accounts = max(FEW_ACCOUNTS, 2 * len(live))
+
+
+def _rank(sequence: Sequence) -> Rank:
+    return sequence.rank
+
+
+def _num_rows(sequence: Sequence) -> int:
+    return 1 if sequence.group is None else sequence.group.parameters.width

@@ -65,6 +65,8 @@ def audit(state: CoreState) -> None:
     for fork in state.forks:
         owner = columns.sequence[fork.row]
         _require(owner is not None and owner.group in state.groups, f"row {fork.row} is to fork and no beam's")
+    ranks = [sequence.rank for sequence in state.queue]
+    _require(ranks == sorted(ranks), "the queue is out of order")
     for sequence in state.queue:
         _require(sequence.state is State.WAITING and sequence.row == -1, "a waiting sequence has a row")
 

@@ -63,8 +63,11 @@ class BeamGroup:
             token_ids=token_ids,
             sampling=Sampling(temperature=0, logprobs=self._num_candidates),
             cache_salt=handle.cache_salt,
+            bypass_cache=handle.bypass_cache,
+            priority=handle.priority,
             num_prompt=handle.num_prompt,
             stretched=handle.stretched,
+            rank=handle.rank,
             group=self,
         )
         beam.state = State.RUNNING

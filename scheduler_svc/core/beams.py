@@ -24,10 +24,6 @@ class Beams:
     def __init__(self, state: CoreState) -> None:
         self._state = state
 
-    def growth(self) -> int:
-        """Blocks that running groups could come to need in the step after this one."""
-        return sum(group.growth(self._state.lease.block_size) for group in self._state.groups)
-
     def start(self, group: BeamGroup, spare_blocks: int) -> list[StartedRow] | None:
         """Admit the group, for which there are rows enough, with blocks for all known tokens, if `spare_blocks` are
         enough of these; else change nothing and return None.

@@ -30,6 +30,7 @@ class BlockPool:
         self._on_evict = on_evict
         self._keep: set[int] = set()
         self.num_leased = len(self._blank)
+        self.num_freed = 0  # times that a block has become free
         self.ref_count = [0] * (max(self._blank, default=0) + 1)
 
     @property
@@ -73,6 +74,7 @@ class BlockPool:
             count = self.ref_count[block] - 1
             self.ref_count[block] = count
             if count == 0:
+                self.num_freed += 1
                 if block in self._keep:
                     self._cached[block] = None
                 else:

@@ -5,6 +5,7 @@ import numpy as np
 from scheduler_svc.core.sequence import Sequence
 
 NO_TOKEN = -1
+NEVER_PUBLISHED = 1 << 40  # as a number of blocks that have been
 
 
 class SequenceColumns:
@@ -74,7 +75,7 @@ class SequenceColumns:
         self.num_computed[row] = num_computed
         self.in_flight[row] = 0
         self.max_total[row] = max_total
-        self.num_published[row] = num_computed // self.block_size
+        self.num_published[row] = NEVER_PUBLISHED if sequence.bypass_cache else num_computed // self.block_size
         self.end_ids = _widened(self.end_ids, len(sequence.end_token_ids), NO_TOKEN)
         self.end_ids[row] = NO_TOKEN
         self.end_ids[row, : len(sequence.end_token_ids)] = sequence.end_token_ids

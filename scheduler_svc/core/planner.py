@@ -6,6 +6,7 @@ from scheduler_svc.core.beam_group import BeamGroup
 from scheduler_svc.core.beams import Beams
 from scheduler_svc.core.masking import Masking
 from scheduler_svc.core.plan import Copies, JoinedRow, Plan, StartedRow
+from scheduler_svc.core.room import Room
 from scheduler_svc.core.sequence import Sequence, State
 from scheduler_svc.core.sharing import Sharing
 from scheduler_svc.core.state import CoreState, InFlight
@@ -14,17 +15,15 @@ MAX_STARTED_TOKENS = 1 << 18  # ids sent in one plan with more than one start: a
 
 
 class Planner:
-    """`watermark` is the share of the lease that admission leaves free while others run, so that they can grow for a
-    while before one of them must be preempted."""
+    """See `Room` for `watermark`."""
 
     def __init__(self, state: CoreState, watermark: float) -> None:
         self._state = state
         self._masking = Masking(state)
         self._sharing = Sharing(state, self._masking)
         self._beams = Beams(state)
-        self._watermark = watermark
-        self._reserve = 0  # blocks that running rows could come to need in the step after this one
-        self._promised = 0  # of these, for samples that are to join in this plan
+        self._room = Room(state, self._sharing, self._masking, watermark)
+        self._promised = 0  # blocks of the reserve for samples that are to join in this plan
 
     def plan(self, *, even_if_empty: bool = False) -> Plan | None:
         """The next step, or None if there is nothing to say.
@@ -34,11 +33,11 @@ class Planner:
         started = self._admit_alone()
         growing, blocks = self._grow()
         copies = self._sharing.copy_on_write(self._state.rows_of_step())
-        preempted = self._settle()
+        preempted = self._settle() or self._make_way()
         if preempted:  # at once: samples that join may take the rows of the victims
             kept = self._state.columns.tenancy[growing] > 0
             growing, blocks, copies = growing[kept], blocks[kept], self._kept(copies)
-        rows, num_tokens, num_single = self._schedule_running()
+        rows, num_tokens, num_single = self._schedule_running(admits=not preempted)
         if not (preempted or self._state.running_alone):
             promised = sum(map(self._promise, self._leaders_at_end(rows, num_tokens)))
             started, chunks = self._admit(self._state.lease.tokens_per_step - int(num_tokens.sum()), promised)
@@ -92,29 +91,28 @@ class Planner:
         return columns.num_tokens[rows] + columns.in_flight[rows] < columns.max_total[rows]
 
     def _settle(self) -> bool:
-        """Preempt, last admitted first, until the step after this one cannot run out of blocks."""
+        """Preempt, last in the order first, until the step after this one cannot run out of blocks."""
         preempted = False
-        while (need := self._growth()) > self._state.cache.pool.num_free:
-            victim = self._state.sequence_in(self._state.columns.running_rows()[-1])
+        while (need := self._room.growth()) > self._state.cache.pool.num_free:
+            running = self._state.columns.running_rows().tolist()
+            victim = max(map(self._state.sequence_in, running), key=lambda sequence: sequence.rank)
             self._state.counters.preemptions += 1
             self._state.preempt(victim)
             preempted = True
-        self._reserve, self._promised = need, 0
+        self._room.reserve, self._promised = need, 0
         return preempted
 
-    def _growth(self) -> int:
-        """Blocks that the running rows could come to need in the step after this one."""
-        columns = self._state.columns
-        rows = columns.running_rows()
-        length = np.minimum(columns.num_tokens[rows] + columns.in_flight[rows] + 1, columns.max_total[rows] - 1)
-        appended = int(np.maximum(self._blocks_for(length) - columns.num_blocks[rows], 0).sum())
-        return appended + self._sharing.copies_ahead() + self._beams.growth()
+    def _make_way(self) -> bool:
+        """Preempt for the first in the queue what is of lower priority and in its way; it starts in the next plan."""
+        victims = self._room.victims()
+        for victim in victims:
+            self._state.counters.preemptions += 1
+            self._state.preempt(victim)
+        return bool(victims)
 
-    def _blocks_for(self, num_tokens: np.ndarray) -> np.ndarray:
-        return -(-num_tokens // self._state.lease.block_size)
-
-    def _schedule_running(self) -> tuple[np.ndarray, np.ndarray, int]:
-        """Rows with one position to compute, then rows with more, first admitted first, as far as the budget goes.
+    def _schedule_running(self, admits: bool) -> tuple[np.ndarray, np.ndarray, int]:
+        """Rows with one position to compute, then rows with more, as far as the budget goes: first admitted first, or
+        first in the order where there are priorities.
 
         Returns rows, the number of tokens of each, and how many rows are of the first kind.
         """
@@ -125,11 +123,13 @@ class Planner:
         behind = remaining > 1
         if not behind.any():
             return single, np.ones(len(single), np.int64), len(single)
-        left = np.maximum(
-            self._state.lease.tokens_per_step - len(single) - np.cumsum(remaining[behind]), -remaining[behind]
-        )
-        chunks = remaining[behind] + np.minimum(left, 0)
-        several = rows[behind][chunks > 0]
+        several, remaining = rows[behind], remaining[behind]
+        if self._state.queue.has_tiers and not self._state.running_alone:
+            order = self._room.in_order(several, admits)
+            several, remaining = several[order], remaining[order]
+        left = np.maximum(self._state.lease.tokens_per_step - len(single) - np.cumsum(remaining), -remaining)
+        chunks = remaining + np.minimum(left, 0)
+        several = several[chunks > 0]
         num_tokens = np.concatenate([np.ones(len(single), np.int64), chunks[chunks > 0]])
         return np.concatenate([single, several]), num_tokens, len(single)
 
@@ -140,7 +140,7 @@ class Planner:
             return []
         if sequence.needs_mask or not self._state.columns.num_free_rows:
             return []
-        self._reserve = self._growth()
+        self._room.reserve = self._room.growth()
         starts = self._start(sequence)
         if starts is None:
             return []
@@ -159,7 +159,7 @@ class Planner:
         """Keep rows and blocks for the samples that are to join in this plan: they come before all that wait. Returns
         the number of rows."""
         num_rows, num_blocks = self._sharing.needs(leader)
-        self._reserve += num_blocks
+        self._room.reserve += num_blocks
         self._promised += num_blocks
         return num_rows
 
@@ -196,29 +196,21 @@ class Planner:
         not promised; or change nothing and return None."""
         if sequence.group is not None:
             return self._start_group(sequence.group, promised)
-        block_size, pool = self._state.lease.block_size, self._state.cache.pool
-        self._state.stretch(sequence)
-        bound = self._state.bound_in_row(sequence)
-        hits = self._state.cached_prefix(sequence)
-        num_tokens = len(sequence.token_ids)
-        num_blocks = -(-num_tokens // block_size)
-        growth = max(0, -(-min(num_tokens + 1, bound - 1) // block_size) - num_blocks)
-        needed = num_blocks - len(hits) + sum(map(pool.is_free, hits))
-        if self._state.num_running:
-            needed += self._reserve + growth + self._spared
-        if needed > pool.num_free:
+        need = self._room.for_sequence(sequence)
+        if need is None:
             return None
-        self._reserve += growth
+        pool, hits = self._state.cache.pool, need.hits
+        self._room.reserve += need.growth
         if sequence.held:
             self._state.leaders.append(sequence)
         pool.share(hits)
-        blocks = hits + pool.allocate(num_blocks - len(hits))
-        num_computed = len(hits) * block_size
+        blocks = hits + pool.allocate(need.num_blocks - len(hits))
+        num_computed = len(hits) * self._state.lease.block_size
         self._state.queue.remove(sequence)
         sequence.state = State.RUNNING
         if not sequence.num_output:
             sequence.token_ids = sequence.token_ids.copy()
-        sequence.row = self._state.columns.enter(sequence, blocks, num_computed, bound)
+        sequence.row = self._state.columns.enter(sequence, blocks, num_computed, self._state.bound_in_row(sequence))
         if sequence.num_cached is None:
             sequence.num_cached = num_computed
             self._state.counters.prompt_tokens += sequence.num_prompt
@@ -240,21 +232,17 @@ class Planner:
         growth = group.growth(self._state.lease.block_size)
         spare_blocks = self._state.cache.pool.num_free - growth
         if self._state.num_running:
-            spare_blocks -= self._reserve + self._spared
+            spare_blocks -= self._room.reserve + self._room.spared
         starts = self._beams.start(group, spare_blocks)
-        self._reserve += growth if starts else 0
+        self._room.reserve += growth if starts else 0
         return starts
-
-    @property
-    def _spared(self) -> int:
-        """Blocks that admission leaves free while others run."""
-        return max(1, int(self._watermark * self._state.cache.pool.num_leased))
 
     def _join(
         self, rows: np.ndarray, num_tokens: np.ndarray, samples: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[JoinedRow]]:
         """Put the held samples of those that have computed their prompt into the schedule, each behind its like."""
-        spare_blocks = self._state.cache.pool.num_free - (self._reserve - self._promised) - self._spared
+        reserve = self._room.reserve - self._promised
+        spare_blocks = self._state.cache.pool.num_free - reserve - self._room.spared
         joined = self._sharing.join(set(rows[samples].tolist()), spare_blocks)
         if not joined:
             return rows, num_tokens, samples, []

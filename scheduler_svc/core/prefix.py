@@ -8,6 +8,7 @@ from array import array
 from hashlib import sha256
 
 from scheduler_svc.core.blocks import BlockPool
+from scheduler_svc.core.cache_events import CLEARED, REMOVED, STORED, CacheEvents
 
 
 def root_hash(**extra: str) -> bytes:
@@ -47,18 +48,26 @@ def prefix_hashes(token_ids: list[int], block_size: int, root: bytes) -> list[by
 
 
 class PrefixCache:
-    """Hash to block, and back. A hash names at most one block; a block has at most one hash while it is unchanged."""
+    """Hash to block, and back. A hash names at most one block; a block has at most one hash while it is unchanged.
 
-    def __init__(self, block_ids: list[int]) -> None:
+    What it replaces in `events` is void."""
+
+    def __init__(self, block_ids: list[int], events: CacheEvents) -> None:
         self.pool = BlockPool(block_ids, on_evict=self._forget)
         self._block_of: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}
+        self._events = events
+        events.hashes = self._block_of.keys()
+        events.add(CLEARED)
 
     def __len__(self) -> int:
         return len(self._block_of)
 
     def is_published(self, block: int) -> bool:
         return block in self._hash_of
+
+    def holds(self, digest: bytes) -> bool:
+        return digest in self._block_of
 
     def find(self, hashes: list[bytes]) -> list[int]:
         """The blocks of the longest cached prefix of this chain. Touches nothing."""
@@ -76,6 +85,8 @@ class PrefixCache:
             self._block_of[digest] = block
             self._hash_of[block] = digest
             self.pool.keep(block)
+            if self._events.is_followed:
+                self._events.add(STORED, digest)
 
     def withdraw(self, hashes: list[bytes]) -> None:
         """What these hashes name is not to be trusted: nobody finds it any more."""
@@ -85,10 +96,24 @@ class PrefixCache:
                 self._forget(block)
                 self.pool.drop(block)
 
+    def clear(self) -> int:
+        """Nothing that was published so far is found any more; used blocks stay with who holds them. Returns how many
+        blocks were forgotten."""
+        blocks = list(self._hash_of)
+        self._block_of.clear()
+        self._hash_of.clear()
+        for block in blocks:
+            self.pool.drop(block)
+        self._events.add(CLEARED)
+        return len(blocks)
+
     def audit(self) -> None:
         """Raise AssertionError unless hashes and blocks are a bijection."""
         if {block: digest for digest, block in self._block_of.items()} != self._hash_of:
             raise AssertionError("prefix cache: hash-to-block and block-to-hash differ")
 
     def _forget(self, block: int) -> None:
-        del self._block_of[self._hash_of.pop(block)]
+        digest = self._hash_of.pop(block)
+        del self._block_of[digest]
+        if self._events.is_followed:
+            self._events.add(REMOVED, digest)

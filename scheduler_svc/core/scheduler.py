@@ -6,13 +6,16 @@ when it has caught up its last logits give one more token.
 
     submit(sequence)        it waits
     plan()                  grow: a block for each row whose next position has none
-                            settle: preempt if the step after this one could run out of blocks
+                            settle: preempt if the step after this one could run out of blocks, or one of higher
+                                    priority waits
                             schedule: rows with one position to compute, then chunks of prompts
-                            admit: first come, first served, blocks for all known tokens or nothing
+                            admit: in the queue's order, blocks for all known tokens or nothing
     ... the executor computes; the next plan may be made meanwhile ...
     apply(result)           append tokens, end what has ended, publish full blocks
 """
 
+from scheduler_svc.core.admission import AdmissionQueue
+from scheduler_svc.core.cache_events import CacheEvents
 from scheduler_svc.core.masking import Masking
 from scheduler_svc.core.plan import Lease, Plan, Result
 from scheduler_svc.core.planner import Planner
@@ -26,11 +29,20 @@ class NeverFits(Exception):
 
 
 class Scheduler:
-    """The core's face: bookkeeping for one executor at a time. `state` is for reading. See `Planner` for `watermark`;
+    """The core's face: bookkeeping for one executor at a time. `state` is for reading. See `Room` for `watermark`;
     `longest` bounds a sequence's tokens, prompt included, where the model allows more."""
 
-    def __init__(self, *, prefix_caching: bool = True, watermark: float = 0.01, longest: int | None = None) -> None:
-        self.state = CoreState(prefix_caching, longest)
+    def __init__(
+        self,
+        *,
+        prefix_caching: bool = True,
+        watermark: float = 0.01,
+        longest: int | None = None,
+        queue: AdmissionQueue | None = None,
+        cache_events: CacheEvents | None = None,
+    ) -> None:
+        queue = AdmissionQueue() if queue is None else queue
+        self.state = CoreState(prefix_caching, longest, queue, cache_events or CacheEvents())
         self._planner = Planner(self.state, watermark)
         self._results = Results(self.state)
         self._masking = Masking(self.state)
@@ -79,7 +91,7 @@ class Scheduler:
         if self.is_attached and not self.state.bound(sequence):
             raise NeverFits
         sequence.state = State.WAITING
-        self.state.queue.push(sequence)
+        self.state.queue.enter(sequence)
         for sample in sequence.held:
             sample.state = State.HELD
         self.state.num_held += len(sequence.held)
@@ -98,6 +110,10 @@ class Scheduler:
         if sequence.state is not State.ENDED:
             sequence.end_reason = EndReason.COMPLETE
             self.state.end(sequence)
+
+    def flush_prefix_cache(self) -> int:
+        """Nothing computed so far is found by later sequences. Returns how many blocks were forgotten."""
+        return self.state.cache.clear()
 
     def plan(self, *, even_if_empty: bool = False) -> Plan | None:
         """The next step, or None if there is nothing to say. The caller keeps to `lease.plans_in_flight`."""

@@ -2,7 +2,7 @@
 
 import enum
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from scheduler_svc.core.beam_group import BeamGroup
@@ -38,6 +38,18 @@ class State(enum.Enum):
     ENDED = "ended"
 
 
+class Rank(NamedTuple):
+    """A place in the order of admission, lower first; see `AdmissionQueue`. `number` counts requests, so no two
+    sequences are equal."""
+
+    place: float
+    number: int
+    sample: int
+
+
+UNRANKED = Rank(0.0, 0, 0)
+
+
 class EndReason(enum.Enum):
     """Why a sequence ended by itself."""
 
@@ -63,12 +75,17 @@ class Sequence:
     sampling: Sampling = field(default_factory=Sampling)
     end_token_ids: tuple[int, ...] = ()
     cache_salt: str = ""
+    bypass_cache: bool = False  # neither finds cached prefixes nor is found as one
+    priority: int = 0  # the higher goes first
+    tenant: str = ""
     num_prompt: int = 0
     owner: Any = None  # whatever the engine wants to find again with the sequence
 
     state: State = State.NEW
     end_reason: EndReason | None = None
     row: int = -1
+    rank: Rank = UNRANKED  # from `submit` on
+    num_reserved: int = 0  # output tokens in its tenant's account until it ends
     max_total: int = 0  # most tokens, prompt included, under the present lease
     num_owed: int = 0  # while it waits: tokens that were planned before it lost its row, and are not known yet
     masked: bool = False  # each token is drawn from those that a mask allows; see `Scheduler.allow`

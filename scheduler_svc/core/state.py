@@ -7,6 +7,7 @@ import numpy as np
 
 from scheduler_svc.core.admission import AdmissionQueue
 from scheduler_svc.core.beam_group import BeamGroup
+from scheduler_svc.core.cache_events import CacheEvents
 from scheduler_svc.core.columns import SequenceColumns
 from scheduler_svc.core.plan import ForkedRow, Lease
 from scheduler_svc.core.prefix import PrefixCache, extend_hashes, root_hash
@@ -52,11 +53,14 @@ class InFlight:
 class CoreState:
     """The sequences, running and waiting, and the blocks of one lease. Planner and results are written upon it."""
 
-    def __init__(self, prefix_caching: bool, longest: int | None) -> None:
+    def __init__(
+        self, prefix_caching: bool, longest: int | None, queue: AdmissionQueue, cache_events: CacheEvents
+    ) -> None:
         self.prefix_caching = prefix_caching
         self._longest = longest
         self.hashed_block_size = NO_LEASE.block_size  # what the waiting sequences' hashes are for
-        self.queue = AdmissionQueue()
+        self.queue = queue
+        self.cache_events = cache_events
         self.counters = Counters()
         self.num_held = 0  # sequences that are HELD
         self.begin(NO_LEASE)
@@ -64,7 +68,7 @@ class CoreState:
     def begin(self, lease: Lease) -> None:
         """A new lease, with nothing in its blocks and rows. What waits is bounded by `bound`, sequence by sequence."""
         self.lease = lease
-        self.cache = PrefixCache(lease.block_ids)
+        self.cache = PrefixCache(lease.block_ids, self.cache_events)
         # No more rows than tokens per step, so that every step has a token for each.
         self.columns = SequenceColumns(lease.row_ids[: lease.tokens_per_step], lease.block_size)
         self.in_flight: deque[InFlight] = deque()
@@ -154,7 +158,7 @@ class CoreState:
 
     def cached_prefix(self, sequence: Sequence) -> list[int]:
         """Blocks that hold the beginning of the sequence; never its last token, whose logits are needed."""
-        if not self.prefix_caching:
+        if not self.prefix_caching or sequence.bypass_cache:
             return []
         self.extend_hashes(sequence)
         return self.cache.find(sequence.block_hashes[: (len(sequence.token_ids) - 1) // self.lease.block_size])
@@ -192,6 +196,8 @@ class CoreState:
             self.queue.remove(sequence)
         elif sequence.state is State.HELD:
             self.num_held -= 1
+        if sequence.state not in (State.NEW, State.ENDED):
+            self.queue.settle(sequence)
         sequence.state = State.ENDED
         if sequence.group is not None:
             for answer in sequence.group.answers:
@@ -199,11 +205,11 @@ class CoreState:
         self.let_go(sequence)
 
     def let_go(self, leader: Sequence) -> None:
-        """The samples that are held for this one wait by themselves, first in the queue."""
-        for sample in reversed(leader.held):
+        """The samples that are held for this one wait by themselves, where its place would be."""
+        for sample in leader.held:
             if sample.state is State.HELD:
                 self.part(sample, leader, State.WAITING)
-                self.queue.push_front(sample)
+                self.queue.push(sample)
         leader.held = []
 
     def part(self, sample: Sequence, leader: Sequence, state: State) -> None:
@@ -215,16 +221,16 @@ class CoreState:
         sample.block_hashes = leader.block_hashes[: leader.num_prompt // self.hashed_block_size]
 
     def preempt(self, sequence: Sequence) -> None:
-        """A running sequence waits again, at the head of the queue; a beam with all of its group."""
+        """A running sequence waits again, at its old place in the order; a beam with all of its group."""
         if sequence.group is not None:
             sequence = sequence.group.handle
         self._leave(sequence)
         sequence.state = State.WAITING
-        self.queue.push_front(sequence)
+        self.queue.push(sequence)
 
     def publish(self, sequence: Sequence, num_computed: int) -> None:
         """Let others find the sequence's blocks whose ids are known and whose K/V is final."""
-        if not self.prefix_caching:
+        if not self.prefix_caching or sequence.bypass_cache:
             return
         columns, row = self.columns, sequence.row
         begin = int(columns.num_published[row])

@@ -3,53 +3,10 @@
 import pytest
 
 from scheduler_svc.core.audit import audit
-from scheduler_svc.core.plan import Lease, Plan
-from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.plan import Lease
 from scheduler_svc.core.sequence import Sampling, Sequence, State
-from tests.core.plain_executor import PlainExecutor, continuation
-
-BLOCK_SIZE = 4
-
-
-class Run:
-    """A scheduler and an executor, one plan between them at a time; every plan is kept."""
-
-    def __init__(
-        self,
-        num_blocks: int = 60,
-        num_rows: int = 8,
-        tokens_per_step: int = 64,
-        rope_switch_len: int = 0,
-        prefix_caching: bool = True,
-    ) -> None:
-        blocks, rows = list(range(1, num_blocks + 1)), list(range(num_rows))
-        lease = Lease(blocks, rows, tokens_per_step, BLOCK_SIZE, rope_switch_len=rope_switch_len)
-        self.scheduler = Scheduler(prefix_caching=prefix_caching)
-        self.scheduler.attach(lease)
-        self.executor = PlainExecutor(lease)
-        self.plans: list[Plan] = []
-
-    def step(self) -> Plan | None:
-        plan = self.scheduler.plan()
-        audit(self.scheduler.state)
-        if plan is not None:
-            self.plans.append(plan)
-            self.scheduler.apply(self.executor.run(plan))
-            audit(self.scheduler.state)
-        return plan
-
-    def to_the_end(self) -> None:
-        while self.step() is not None:
-            pass
-        assert self.scheduler.state.cache.pool.num_used == 0
-
-    @property
-    def num_copies(self) -> int:
-        return sum(len(plan.copies.rows) for plan in self.plans)
-
-    @property
-    def num_computed(self) -> int:
-        return sum(int(plan.num_tokens.sum()) for plan in self.plans)
+from tests.core.plain_executor import PlainExecutor
+from tests.core.run import BLOCK_SIZE, Run, assert_exact
 
 
 def samples_of(prompt: list[int], count: int, max_tokens: int = 6) -> list[Sequence]:
@@ -57,13 +14,6 @@ def samples_of(prompt: list[int], count: int, max_tokens: int = 6) -> list[Seque
     samples = [Sequence("r", shared, max_tokens, Sampling(index=index)) for index in range(count)]
     samples[0].held = samples[1:]
     return samples
-
-
-def assert_exact(samples: list[Sequence], prompt: list[int], max_tokens: int = 6) -> None:
-    for sample in samples:
-        expected = continuation(prompt, (), len(prompt) + max_tokens, sample.sampling.index)
-        assert sample.token_ids[len(prompt) :] == expected
-        assert sample.state is State.ENDED
 
 
 @pytest.mark.parametrize("tokens_per_step", [64, 9])
@@ -185,6 +135,8 @@ def test_a_sample_that_joins_in_the_row_of_a_victim_of_the_same_plan_gets_none_o
     run.scheduler.submit(early[0])
     run.scheduler.submit(late[0])
     assert run.step().joined
+    for sample in early:  # from now on the last in the order
+        sample.rank = sample.rank._replace(place=1e9)
     victim = early[-2].row
     assert [entry.row for entry in run.step().joined] == [victim]
     assert victim in run.plans[-1].ended

@@ -7,7 +7,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from scheduler_svc.core.admission import AdmissionQueue
 from scheduler_svc.core.audit import audit
+from scheduler_svc.core.cache_events import CacheEvents
 from scheduler_svc.core.plan import Lease, Plan, Result
 from scheduler_svc.core.results import ResultMismatch
 from scheduler_svc.core.scheduler import NeverFits, Scheduler
@@ -41,6 +43,13 @@ requests = st.fixed_dictionaries(
         "salt": st.sampled_from(["", "a"]),
         "num_samples": st.sampled_from([1, 2, 3, 4, 6]),
         "masked": st.sampled_from([False, False, True]),
+        "place": st.fixed_dictionaries(
+            {
+                "priority": st.sampled_from([0, 0, 1, -3]),
+                "tenant": st.sampled_from(["", "heavy", "light"]),
+                "bypass_cache": st.sampled_from([False, False, True]),
+            }
+        ),
     }
 )
 searches = st.fixed_dictionaries(
@@ -66,7 +75,7 @@ class Core(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.scheduler = Scheduler()
+        self.told: set[bytes] = set()  # what the follower takes for cached
         self.waiting_plans: list[Plan] = []
         self.sequences: list[Sequence] = []
         self.leader_of: dict[Sequence, Sequence] = {}
@@ -82,7 +91,10 @@ class Core(RuleBasedStateMachine):
         found=st.lists(searches, max_size=3),
     )
     def begin(self, prefix_caching: bool, lease: dict, several: list[dict], found: list[dict]) -> None:
-        self.scheduler = Scheduler(prefix_caching=prefix_caching)
+        queue = AdmissionQueue({"heavy": 4.0}, ageing_tokens=60)
+        events = CacheEvents(max_waiting=20)
+        self.follower = events.follow(lambda: None)
+        self.scheduler = Scheduler(prefix_caching=prefix_caching, queue=queue, cache_events=events)
         self.attach(lease)
         for request in several:
             self.submit(request)
@@ -129,13 +141,11 @@ class Core(RuleBasedStateMachine):
         end_ids: tuple[int, ...],
         salt: str,
         num_samples: int,
-        masked: bool = False,
+        masked: bool,
+        place: dict,
     ) -> None:
-        name = f"r{len(self.sequences)}"
-        samples = [
-            Sequence(name, prompt, max_tokens, Sampling(index=index), end_token_ids=end_ids, cache_salt=salt)
-            for index in range(num_samples)
-        ]
+        name, told = f"r{len(self.sequences)}", {"end_token_ids": end_ids, "cache_salt": salt, **place}
+        samples = [Sequence(name, prompt, max_tokens, Sampling(index=index), **told) for index in range(num_samples)]
         for sample in samples:
             sample.masked = masked
             if masked:
@@ -184,6 +194,13 @@ class Core(RuleBasedStateMachine):
             self.scheduler.cancel(sequence)
             self.cancelled.add(sequence)
 
+    @precondition(lambda self: self.attached)
+    @rule()
+    def flush(self) -> None:
+        cached = len(self.scheduler.state.cache)
+        assert self.scheduler.flush_prefix_cache() == cached
+        assert len(self.scheduler.state.cache) == 0
+
     @precondition(lambda self: self.attached and len(self.waiting_plans) < 2)
     @rule(times=st.integers(1, 3))
     def plan(self, times: int) -> None:
@@ -202,6 +219,7 @@ class Core(RuleBasedStateMachine):
     def _plan(self) -> bool:
         before = self._free_blocks()
         running = self._running()
+        waited = list(self.scheduler.state.queue)
         plan = self.scheduler.plan()
         if plan is None:
             return False
@@ -211,6 +229,7 @@ class Core(RuleBasedStateMachine):
         shared = {b for s in plan.started for b in s.blocks[: s.num_computed // self.block_size]}
         assert taken - shared <= before, "a plan uses a block that was freed while it was made"
         victims = running - self._running()
+        self._check_order(victims, running - victims, waited, plan)
         computed = [self.scheduler.state.sequence_in(row) for row in plan.rows.tolist()]
         assert not victims & set(computed), "a victim is in the plan"
         assert not (victims and plan.started), "a step that preempts admits nobody"
@@ -223,13 +242,31 @@ class Core(RuleBasedStateMachine):
         if any(group is not None and group.handle.alone for group in groups):
             assert set(groups) == {groups[0]}, "a group that must be alone has company"
             return True
-        behind = {sequence.row for sequence in running - victims - set(computed)}
+        started = [self.scheduler.state.sequence_in(start.row) for start in plan.started]
+        behind = {
+            sequence.row
+            for sequence in running - victims - set(computed)
+            if not any(s.priority > sequence.priority and s.rank < sequence.rank for s in started)
+        }
         assert not behind or self._budget_spent(plan) or self._nothing_to_do(behind)
         return True
 
     def _running(self) -> set[Sequence]:
         state = self.scheduler.state
         return {state.sequence_in(row) for row in state.columns.running_rows().tolist()}
+
+    def _check_order(self, victims: set[Sequence], stayed: set[Sequence], waited: list[Sequence], plan: Plan) -> None:
+        """The victims are the last in the order, or of lower priority than the first that waits and behind it."""
+        first = next((sequence for sequence in waited if sequence.state is State.WAITING), None)
+        for victim in victims:
+            if all(victim.rank > other.rank for other in stayed):
+                continue
+            assert first is not None
+            assert first.rank < victim.rank
+            assert first.priority > victim.priority
+            assert all(victim.rank > other.rank for other in stayed if other.priority < first.priority)
+        for start in plan.started:
+            assert first is None or self.scheduler.state.sequence_in(start.row).rank < first.rank
 
     def _free_blocks(self) -> set[int]:
         return {block for block in self.lease.block_ids if self.scheduler.state.cache.pool.is_free(block)}
@@ -281,6 +318,22 @@ class Core(RuleBasedStateMachine):
                 leader = self.leader_of[sequence]
                 assert sequence in leader.held
                 assert leader.state is State.WAITING or leader in self.scheduler.state.leaders
+
+    @invariant()
+    def the_follower_knows_what_is_cached(self) -> None:
+        while (news := self.follower.take(7)) is not None:
+            self.told = set() if news.starts_anew else self.told
+            for kind, digest in news.events:
+                match kind:
+                    case "stored":
+                        assert digest not in self.told
+                        self.told.add(digest)
+                    case "removed":
+                        self.told.remove(digest)
+                    case "cleared":
+                        self.told.clear()
+        assert self.told == set(self.scheduler.state.cache_events.hashes)
+        assert len(self.told) == len(self.scheduler.state.cache)
 
     @invariant()
     def every_text_is_exact(self) -> None:

@@ -1,0 +1,323 @@
+"""Who goes first, who gives way, and that nobody waits for ever."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from scheduler_svc.core.admission import AdmissionQueue
+from scheduler_svc.core.plan import Lease
+from scheduler_svc.core.sequence import Sampling, Sequence, State
+from tests.core.run import BLOCK_SIZE, Run, assert_exact
+
+
+def asked(name: str, num_prompt: int = 4, max_tokens: int = 8, **place: object) -> Sequence:
+    """A request of a prompt that no other begins like."""
+    first = sum(name.encode()) * 100
+    return Sequence(name, list(range(first, first + num_prompt)), max_tokens, **place)
+
+
+def order_of(queue: AdmissionQueue) -> str:
+    return "".join(sequence.request_id for sequence in queue)
+
+
+def entered(queue: AdmissionQueue, *sequences: Sequence) -> AdmissionQueue:
+    for sequence in sequences:
+        queue.enter(sequence)
+    return queue
+
+
+class TestOrder:
+    def test_one_tenant_is_served_first_come_first_served_whatever_its_requests_cost(self) -> None:
+        lengths = [(name, 1 + 7919 * i % 50) for i, name in enumerate("zyxwa")]
+        assert order_of(entered(AdmissionQueue(), *(asked(name, 9, length) for name, length in lengths))) == "zyxwa"
+
+    def test_what_a_tenant_did_not_use_never_lets_its_later_requests_pass_earlier_ones(self) -> None:
+        queue, unused = AdmissionQueue(), asked("u", 4, 5000)
+        entered(queue, unused, asked("a", 4, 100))
+        queue.remove(unused)
+        queue.settle(unused)
+        assert order_of(entered(queue, asked("b", 4, 1))) == "ab"
+
+    def test_a_tenant_that_floods_the_queue_waits_behind_itself(self) -> None:
+        queue = entered(AdmissionQueue(), *(asked(name, tenant="many") for name in "ABCDEF"))
+        assert order_of(entered(queue, *(asked(name, tenant="few") for name in "ab"))) == "AaBbCDEF"
+
+    def test_tenants_get_in_by_their_weights(self) -> None:
+        queue = AdmissionQueue({"gold": 3.0})
+        entered(queue, *(asked(name, tenant="gold") for name in "GHIJKL"))
+        assert order_of(entered(queue, *(asked(name) for name in "abcd"))) == "GHIaJKLbcd"
+
+    def test_a_tenant_saves_up_nothing_while_it_is_idle(self) -> None:
+        queue, early = AdmissionQueue(), asked("e", tenant="idle")
+        served = [asked(name, tenant="busy") for name in "ABCD"]
+        for sequence in (early, *served):
+            queue.enter(sequence)
+            queue.remove(sequence)
+            sequence.num_cached = 0
+            sequence.token_ids += [0] * 8
+            queue.settle(sequence)
+        late = [asked(name, tenant="idle") for name in "abcd"]
+        assert order_of(entered(queue, asked("B", tenant="busy"), *late)) == "Babcd"
+
+    def test_the_higher_priority_goes_first(self) -> None:
+        places = [("a", 0), ("b", 2), ("c", -1), ("d", 2), ("e", 1)]
+        queue = entered(AdmissionQueue(), *(asked(name, priority=priority) for name, priority in places))
+        assert order_of(queue) == "bdeac"
+
+    def test_samples_have_their_requests_place(self) -> None:
+        queue, first = AdmissionQueue(), asked("a")
+        first.held = [Sequence("a", [1], 8, Sampling(index=i)) for i in (1, 2)]
+        entered(queue, first, asked("b"))
+        for sample in reversed(first.held):
+            queue.push(sample)
+        assert [(s.request_id, s.sampling.index) for s in queue] == [("a", 0), ("a", 1), ("a", 2), ("b", 0)]
+
+    def test_names_of_tenants_are_not_kept_for_ever(self) -> None:
+        queue = AdmissionQueue()
+        for i in range(10_000):
+            sequence = asked("a", tenant=f"tenant {i}")
+            queue.enter(sequence)
+            queue.remove(sequence)
+            sequence.num_cached = 0
+            sequence.token_ids += [0] * 8
+            queue.settle(sequence)
+        assert len(queue._accounts) <= 2048
+        assert not queue.has_tiers
+
+
+def admitted(run: Run, sequences: list[Sequence], most_steps: int = 2000) -> Iterator[Sequence]:
+    """These, as they begin to run."""
+    waiting = list(sequences)
+    for _ in range(most_steps):
+        run.step()
+        begun = [sequence for sequence in waiting if sequence.num_cached is not None]
+        waiting = [sequence for sequence in waiting if sequence.num_cached is None]
+        yield from begun
+        if not waiting:
+            return
+    raise AssertionError(f"{len(waiting)} have not begun after {most_steps} steps")
+
+
+class TestTurns:
+    def test_whoever_waits_is_passed_by_higher_priority_only_until_so_much_was_served(self) -> None:
+        """Two callers of high priority keep the only row busy for ever; one of low priority gets it all the same."""
+        run = Run(num_rows=1, queue=AdmissionQueue(ageing_tokens=200))
+        low, passed = asked("low", priority=-1), 0
+        run.submit(asked("first", priority=0))
+        run.submit(low)
+        while low.num_cached is None:
+            if sum(s.request_id == "high" for s in run.scheduler.state.queue) < 2:
+                run.submit(asked("high", tenant=f"t{passed}"))
+                passed += 1
+            assert passed < 60, "the low one starves"
+            run.step()
+        assert passed > 5, "priority was worth nothing"
+        run.to_the_end()
+
+    def test_new_tenants_one_after_the_other_cannot_hold_up_anybody_for_ever(self) -> None:
+        run = Run(num_rows=1)
+        large, passed = asked("large", 20, 40, tenant="a"), 0
+        run.submit(asked("first"))
+        run.submit(large)
+        while large.num_cached is None:
+            if run.scheduler.state.num_waiting < 3:
+                run.submit(asked("small", 1, 2, tenant=f"t{passed}"))
+                passed += 1
+            assert passed < 200, "the large one starves"
+            run.step()
+        run.to_the_end()
+
+    @pytest.mark.parametrize("num_prompt", [4, 40])
+    def test_c6_3_the_first_of_higher_priority_takes_a_row_in_the_next_plan_but_one(self, num_prompt: int) -> None:
+        run = Run(num_rows=2)
+        low = [asked(name, num_prompt, 30) for name in "ab"]
+        for sequence in low:
+            run.submit(sequence)
+        run.step()
+        high = asked("h", 4, 5, priority=1)
+        run.submit(high)
+        plan = run.step()
+        assert high.state is State.WAITING
+        assert low[1].state is State.WAITING, "the last in the order gives way"
+        assert [run.scheduler.state.sequence_in(row) for row in plan.rows.tolist()] == [low[0]]
+        assert [start.token_ids for start in run.step().started] == [high.token_ids[:4]]
+        run.to_the_end()
+        assert run.scheduler.state.counters.preemptions == 1
+        for sequence in (*low, high):
+            assert_exact([sequence], sequence.token_ids[: sequence.num_prompt], sequence.max_tokens)
+
+    def test_c6_3_equal_priority_takes_nothing_from_those_that_run(self) -> None:
+        run = Run(num_rows=1)
+        first = asked("first", 4, 30, tenant="a", priority=1)
+        run.submit(first)
+        run.step()
+        run.submit(asked("second", 1, 1, tenant="b", priority=1))
+        run.submit(asked("low", 1, 1, priority=0))
+        run.to_the_end()
+        assert run.scheduler.state.counters.preemptions == 0
+
+    def test_c6_3_a_preempted_request_resumes_before_all_that_came_later(self) -> None:
+        run = Run(num_blocks=12, num_rows=4)
+        a, b = asked("z", 8, 30), asked("y", 16, 28)
+        later = [asked(name, 1, 2) for name in "dc"]
+        run.submit(a)
+        run.submit(b)
+        while b.num_output == 0 or b.state is not State.WAITING:
+            run.step()
+        for sequence in later:
+            run.submit(sequence)
+        while b.state is State.WAITING:
+            assert all(sequence.state is State.WAITING for sequence in later)
+            run.step()
+        run.to_the_end()
+        for sequence in (a, b, *later):
+            assert_exact([sequence], sequence.token_ids[: sequence.num_prompt], sequence.max_tokens)
+
+    @pytest.mark.parametrize("place", range(5))
+    def test_c6_2_the_plan_of_a_preemption_holds_all_others_and_nothing_of_the_victim(self, place: int) -> None:
+        """Five run; the blocks of one, wherever it is among them, go to one of high priority."""
+        run = Run(num_blocks=22, num_rows=6)
+        running = [asked(name, 12, 5, priority=-2 if i == place else -1) for i, name in enumerate("abcde")]
+        for sequence in running:
+            run.submit(sequence)
+        run.step()
+        free = {b for b in run.lease.block_ids if run.scheduler.state.cache.pool.is_free(b)}
+        rows = {sequence.request_id: sequence.row for sequence in running}
+        high = asked("h", 12, 5, priority=1)
+        run.submit(high)
+        plan = run.step()
+        assert running[place].state is State.WAITING
+        assert set(plan.rows.tolist()) == {rows[s.request_id] for i, s in enumerate(running) if i != place}
+        assert plan.num_tokens.tolist() == [1] * 4
+        assert plan.ended == [rows[running[place].request_id]]
+        assert set(plan.appended_blocks.tolist()) <= free, "a block that was freed in this plan is in it"
+        run.to_the_end()
+        for sequence in (*running, high):
+            assert_exact([sequence], sequence.token_ids[:12], 5)
+
+    def test_nobody_is_preempted_for_what_would_not_fit_even_so(self) -> None:
+        run = Run(num_blocks=20)
+        run.submit(asked("equal", 40, 8, priority=1))
+        run.submit(asked("low", 8, 8))
+        run.step()
+        run.submit(asked("large", 60, 8, priority=1))
+        run.step()
+        assert run.scheduler.state.counters.preemptions == 0
+        run.to_the_end()
+
+    def test_no_more_give_way_than_must(self) -> None:
+        run = Run(num_blocks=24)
+        low = [asked(name, 16, 4) for name in "abcd"]
+        for sequence in low:
+            run.submit(sequence)
+        run.step()
+        run.submit(asked("h", 20, 4, priority=1))
+        run.step()
+        assert [sequence.state for sequence in low] == [State.RUNNING] * 3 + [State.WAITING]
+        run.to_the_end()
+
+    def test_a_step_has_tokens_for_higher_priority_before_a_long_prompt_of_lower(self) -> None:
+        run = Run(num_blocks=300, tokens_per_step=16)
+        run.submit(asked("long", 800, 2))
+        run.step()
+        high = asked("h", 20, 4, priority=1)
+        run.submit(high)
+        run.step()
+        run.step()
+        assert high.num_output == 1
+        run.to_the_end()
+
+
+class TestCompany:
+    """C6.4: budget 16, blocks of 4."""
+
+    def test_c6_4_those_that_decode_get_a_token_in_every_step_beside_a_long_prompt(self) -> None:
+        run = Run(num_blocks=300, num_rows=8, tokens_per_step=16)
+        short = [asked(name, 4, 60) for name in "abc"]
+        for sequence in short:
+            run.submit(sequence)
+        run.step()
+        run.submit(asked("long", 800, 2))
+        for _ in range(40):
+            before = [sequence.num_output for sequence in short]
+            run.step()
+            assert [sequence.num_output for sequence in short] == [count + 1 for count in before]
+        run.to_the_end()
+
+    def test_c6_4_short_prompts_behind_a_long_one_begin_as_soon_as_it_is_computed(self) -> None:
+        run = Run(num_blocks=300, num_rows=8, tokens_per_step=16)
+        run.submit(asked("long", 800, 2))
+        short = [asked(f"s{i}", 4, 2) for i in range(20)]
+        for sequence in short:
+            run.submit(sequence)
+        assert list(admitted(run, short)) == short
+        assert len(run.plans) <= 800 // 16 + 20
+
+    def test_c6_4_a_stream_of_short_prompts_does_not_starve_a_long_one(self) -> None:
+        run = Run(num_blocks=300, num_rows=4, tokens_per_step=16)
+        long, count = asked("long", 200, 2), 0
+        for _ in range(4):
+            run.submit(asked("first", 4, 8))
+        run.submit(long)
+        while long.num_output == 0:
+            if run.scheduler.state.num_waiting < 4:
+                run.submit(asked("short", 4, 8))
+                count += 1
+            run.step()
+            assert len(run.plans) < 60
+        run.to_the_end()
+
+    def test_c6_4_small_ones_do_not_pass_a_large_one_that_lacks_blocks(self) -> None:
+        run = Run(num_blocks=30)
+        run.submit(asked("running", 60, 16))
+        run.step()
+        waiting = [asked("large", 76, 4), *(asked(f"s{i}", 3, 2) for i in range(5))]
+        for sequence in waiting:
+            run.submit(sequence)
+        assert list(admitted(run, waiting)) == waiting
+
+    @pytest.mark.parametrize("num_prompt", [36, 60])
+    def test_c6_5_a_long_prompt_is_not_admitted_for_its_first_chunk_and_preempted_at_the_next(
+        self, num_prompt: int
+    ) -> None:
+        run = Run(num_blocks=20, tokens_per_step=16)
+        a, b = asked("a", 40, 40), asked("b", num_prompt, 20)
+        run.submit(a)
+        while a.num_output < 8:
+            run.step()
+        run.submit(b)
+        run.to_the_end()
+        assert_exact([a], a.token_ids[:40], 40)
+        assert_exact([b], b.token_ids[:num_prompt], 20)
+        assert run.scheduler.state.counters.preemptions <= 2
+        least = 40 + 39 + num_prompt + 19
+        assert run.num_computed < 1.5 * least
+
+    def test_many_of_mixed_priorities_in_a_small_pool_all_end_without_much_done_twice(self) -> None:
+        run = Run(num_blocks=40, num_rows=8, tokens_per_step=32)
+        sequences = [
+            asked(f"{i:03d}", 5 + 7 * i % 40, 4 + 11 * i % 30, priority=i * i % 4 - 1, tenant=f"t{i % 3}")
+            for i in range(80)
+        ]
+        for i, sequence in enumerate(sequences):
+            run.submit(sequence)
+            if i % 3 == 0:
+                run.step()
+        run.to_the_end()
+        for sequence in sequences:
+            assert_exact([sequence], sequence.token_ids[: sequence.num_prompt], sequence.max_tokens)
+        least = sum(len(sequence.token_ids) - 1 for sequence in sequences)
+        assert run.num_computed < 3 * least
+        assert run.scheduler.state.counters.preemptions < 2 * len(sequences)
+
+
+def test_a_return_of_the_executor_keeps_the_order() -> None:
+    run = Run(num_rows=2)
+    sequences = [asked(name, priority=priority) for name, priority in [("a", 0), ("b", 1), ("c", 0), ("d", 1)]]
+    for sequence in sequences:
+        run.submit(sequence)
+    run.step()
+    run.scheduler.detach()
+    assert order_of(run.scheduler.state.queue) == "bdac"
+    run.scheduler.attach(Lease([1, 2, 3, 4], [0], 8, BLOCK_SIZE))
+    assert order_of(run.scheduler.state.queue) == "bdac"
