@@ -1,5 +1,7 @@
 """The resident batch: what the executor knows of each row, changed by plans and by nothing else."""
 
+from typing import Literal
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,12 +23,23 @@ from executor_svc.plan_checks import (
     check_unique,
 )
 from executor_svc.schedule_check import Schedule
+from executor_svc.scoring import find_scored
 from executor_svc.step import Int32s, RowStart
 from executor_svc.step_builder import build_step
 from paged.v1 import executor_pb2
 
 _EMPTY = np.empty(0, np.int32)
-_LIVE, _NUM_KNOWN, _NUM_SAMPLED, _NUM_COMPUTED, _NUM_BLOCKS, _NUM_LOGPROBS, _REMEMBERED = range(7)
+(
+    _LIVE,
+    _NUM_KNOWN,
+    _NUM_SAMPLED,
+    _NUM_COMPUTED,
+    _NUM_BLOCKS,
+    _NUM_LOGPROBS,
+    _REMEMBERED,
+    _NUM_PROMPT,
+    _NUM_SCORED,
+) = range(9)
 NO_LOGPROBS = -1
 _FIRST_TABLE_WIDTH = 16
 
@@ -42,7 +55,8 @@ class ResidentBatch:
         num_rows = len(ownership.of_row)
         self._ownership = ownership
         self._limits = limits
-        self._state = np.zeros((7, num_rows), np.int32)
+        self._state = np.zeros((9, num_rows), np.int32)
+        self._has_scored = False  # whether any row has ever asked for its prompt's log-probabilities
         self._tables = np.zeros((num_rows, min(_FIRST_TABLE_WIDTH, limits.blocks_per_row)), np.int32)
         self._known: list[Int32s] = [_EMPTY] * num_rows
         self._seen_at = np.zeros(num_rows, np.int32)  # scratch of _repeated: where a row was last seen
@@ -164,6 +178,9 @@ class ResidentBatch:
         self._copy_rows(joining.forks)
         step = build_step(computing, first, ends, known, self._tables, self._known, self.block_size)
         step.draws, step.masks = joining.draws, masks
+        if self._has_scored:
+            num_prompt, num_top = self._state[[_NUM_PROMPT, _NUM_SCORED]]
+            step.scored = find_scored(step, first, ends, self._known, num_prompt, num_top)
         forks = Forks(plan.fork_parents, plan.fork_children, plan.fork_sampling, plan.fork_tokens)
         return AppliedPlan(RowChanges(forks, plan.ended_rows, starts, joining.forks), step)
 
@@ -202,8 +219,9 @@ class ResidentBatch:
         known = [self._known[parent] for parent in forks.parents]
         for child, ids, sampling in zip(forks.children, known, forks.sampling, strict=True):
             self._known[child] = ids
-            self._state[_NUM_LOGPROBS, child] = _num_logprobs(sampling)
+            self._state[_NUM_LOGPROBS, child] = _wanted(sampling, "logprobs")
             self._state[_REMEMBERED, child] = remembered(sampling)
+            self._state[_NUM_SCORED, child] = self._wanted_scored(sampling)
 
     def _end(self, plan: PlanColumns) -> None:
         if len(plan.ended_rows):
@@ -229,8 +247,10 @@ class ResidentBatch:
             0,
             started.num_computed_tokens,
             len(blocks),
-            _num_logprobs(started.sampling),
+            _wanted(started.sampling, "logprobs"),
             remembered(started.sampling),
+            started.num_prompt_tokens,
+            self._wanted_scored(started.sampling),
         )
         return RowStart(row, token_ids, started.num_prompt_tokens, started.sampling)
 
@@ -324,6 +344,11 @@ class ResidentBatch:
             wider[:, :old] = self._tables
             self._tables = wider
 
+    def _wanted_scored(self, sampling: executor_pb2.RowSampling) -> int:
+        wanted = _wanted(sampling, "prompt_logprobs")
+        self._has_scored |= wanted != NO_LOGPROBS
+        return wanted
+
     def _clear(self, rows: Int32s) -> None:
         self._state[:, rows] = 0
         self._tables[rows] = 0
@@ -331,8 +356,9 @@ class ResidentBatch:
             self._known[row] = _EMPTY
 
 
-def _num_logprobs(sampling: executor_pb2.RowSampling) -> int:
-    return sampling.logprobs if sampling.HasField("logprobs") else NO_LOGPROBS
+def _wanted(sampling: executor_pb2.RowSampling, name: Literal["logprobs", "prompt_logprobs"]) -> int:
+    """How many alternatives, or NO_LOGPROBS."""
+    return getattr(sampling, name) if sampling.HasField(name) else NO_LOGPROBS
 
 
 def _rank_among_equals(rows: Int32s) -> Int32s:

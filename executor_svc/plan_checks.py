@@ -122,6 +122,7 @@ def check_sampling(column: str, sampling: executor_pb2.RowSampling, limits: Limi
         if token_id >= limits.vocab_size:
             raise PlanViolation(f"{column}.end_token_ids", f"id {token_id}", f"must be below {limits.vocab_size}")
     most = min(MAX_LOGPROBS, limits.vocab_size)
-    if sampling.HasField("logprobs") and sampling.logprobs > most:
-        raise PlanViolation(f"{column}.logprobs", f"{sampling.logprobs}", f"at most {most}")
+    for name in ("logprobs", "prompt_logprobs"):
+        if sampling.HasField(name) and (wanted := getattr(sampling, name)) > most:
+            raise PlanViolation(f"{column}.{name}", f"{wanted}", f"at most {most}")
     check_rules(column, sampling, limits.vocab_size)

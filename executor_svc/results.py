@@ -4,7 +4,7 @@ import numpy as np
 
 from executor_svc.applied_plan import AppliedPlan
 from executor_svc.batch import NO_LOGPROBS, ResidentBatch
-from executor_svc.step import StepOutput
+from executor_svc.step import Logprobs, Scored, StepOutput
 from paged.v1 import executor_pb2
 
 
@@ -12,6 +12,8 @@ def fill_results(
     batch: ResidentBatch, plans: list[AppliedPlan], output: StepOutput, results: list[executor_pb2.StepResult]
 ) -> None:
     """Fill the sampled columns of each plan's result in."""
+    if output.prompt_logprobs is not None:
+        _fill_prompt_logprobs([plan.step.scored for plan in plans], output.prompt_logprobs, results)
     if len(plans) == 1 and output.logprobs is None:
         results[0].sampled_ids = output.sampled_ids.astype("<i4", copy=False).tobytes()
         return
@@ -30,3 +32,18 @@ def fill_results(
             result.logprob_ranks = output.logprobs.ranks[ranks_at : ranks_at + len(asked)].astype("<i4").tobytes()
             entries_at = entries.stop
             ranks_at += len(asked)
+
+
+def _fill_prompt_logprobs(
+    scored: list[Scored | None], logprobs: Logprobs, results: list[executor_pb2.StepResult]
+) -> None:
+    entries_at = ranks_at = 0
+    for own, result in zip(scored, results, strict=True):
+        if own is None:
+            continue
+        entries = slice(entries_at, entries_at + len(own.targets) + int(own.num_top.sum()))
+        result.prompt_logprob_ids = logprobs.ids[entries].astype("<i4").tobytes()
+        result.prompt_logprobs = logprobs.values[entries].astype("<f4").tobytes()
+        result.prompt_logprob_ranks = logprobs.ranks[ranks_at : ranks_at + len(own.targets)].astype("<i4").tobytes()
+        entries_at = entries.stop
+        ranks_at += len(own.targets)

@@ -46,6 +46,15 @@ def mask_bytes(vocab_size: int) -> int:
     return -(-vocab_size // 32) * 4
 
 
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Tokens of prompts whose log-probabilities are wanted, row after row in schedule order."""
+
+    places: NDArray[np.int64]  # [num_scored]; the token of the step whose logits are looked at
+    targets: Int32s  # [num_scored]; the token that follows it in the prompt
+    num_top: NDArray[np.int64]  # [num_scored]; alternatives to report
+
+
 @dataclass(slots=True)
 class Step:
     """One forward pass over the tokens of all scheduled rows, flattened row after row.
@@ -68,6 +77,7 @@ class Step:
     decodes: bool = False
     draws: Draws | None = None  # None: each row that samples, for itself
     masks: Masks | None = None  # None: no row has one
+    scored: Scored | None = None
 
     @property
     def all_draw(self) -> bool:
@@ -103,6 +113,7 @@ class StepOutput:
 
     sampled_ids: Int32s
     logprobs: Logprobs | None = None
+    prompt_logprobs: Logprobs | None = None  # of the step's `scored` tokens, a rank each
 
 
 class Runner(Protocol):

@@ -6,6 +6,7 @@ import numpy as np
 
 from executor_svc.masking import merge_masks
 from executor_svc.plan import PlanColumns
+from executor_svc.scoring import merge_scored
 from executor_svc.step import Draws, Int32s, Step
 
 
@@ -63,6 +64,7 @@ def merge_steps(steps: list[Step]) -> Step:
         decodes=all(step.decodes for step in steps),
         draws=_merged_draws(steps),
         masks=merge_masks(steps),
+        scored=merge_scored(steps, num_tokens[:-1].tolist()),
     )
 
 

@@ -49,7 +49,16 @@ __all__ = [
     "generate_request",
 ]
 
-OWN_FIELDS = ("request_id", "model", "logprobs", "cache_salt", "n")
+OWN_FIELDS = (
+    "request_id",
+    "model",
+    "logprobs",
+    "prompt_logprobs",
+    "echo",
+    "truncate_prompt_tokens",
+    "cache_salt",
+    "n",
+)
 
 Prompt = str | Sequence[int] | inference_pb2.Chat
 Response = TypeVar("Response")
@@ -77,6 +86,9 @@ class Options(TypedDict, total=False):
     ignore_eos: bool
     include_stop_string: bool
     logprobs: int
+    prompt_logprobs: int
+    echo: bool
+    truncate_prompt_tokens: int
     cache_salt: str
     n: int
     model: str
@@ -94,6 +106,8 @@ class Completion:
     finish: inference_pb2.Finish
     usage: inference_pb2.Usage
     logprobs: list[inference_pb2.TokenLogprobs] = field(default_factory=list)
+    prompt_token_ids: list[int] = field(default_factory=list)
+    prompt_logprobs: list[inference_pb2.TokenLogprobs] = field(default_factory=list)
 
 
 class Client:
@@ -176,6 +190,8 @@ class Client:
                 finish=whole.finish,
                 usage=whole.usage,
                 logprobs=list(whole.logprobs),
+                prompt_token_ids=list(whole.prompt_token_ids),
+                prompt_logprobs=list(whole.prompt_logprobs),
             )
             for whole in sorted(messages, key=lambda message: message.index)
         ]

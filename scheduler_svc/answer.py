@@ -6,6 +6,7 @@ from typing import Literal
 
 from scheduler_svc.core.sequence import EndReason, Sequence
 from scheduler_svc.errors import PagedError, RequestAborted, RequestFailed
+from scheduler_svc.preface import Preface
 from scheduler_svc.requests import Delta, Finish, Usage
 from scheduler_svc.text.text_stream import TextStream
 
@@ -19,8 +20,11 @@ class Answer:
     Ends once, by `take` (the sequence has ended, or a stop string was found) or by `fail`.
     """
 
-    def __init__(self, sequence: Sequence, text_stream: TextStream, changed: asyncio.Event) -> None:
+    def __init__(
+        self, sequence: Sequence, text_stream: TextStream, changed: asyncio.Event, echo: str | None = None
+    ) -> None:
         self.sequence = sequence
+        self._preface = Preface(sequence, echo) if Preface.wanted(sequence, echo) else None
         self.has_news = False  # for `next_delta`
         self.is_dirty = False  # in the engine's queue of answers with new tokens
         self._text_stream = text_stream
@@ -83,6 +87,8 @@ class Answer:
         self.has_news = False
         if self._error is not None:
             raise self._error
+        if self._preface is not None:
+            return self._next_of_preface(self._preface)
         sequence = self.sequence
         begin, end = self._num_sent, min(self._num_taken, self._num_sent + MAX_DELTA_TOKENS)
         self._num_sent = end
@@ -97,6 +103,13 @@ class Answer:
             self._tell()
             return delta
         return replace(delta, finish=self._finish, usage=self._usage() if self._finish is not None else None)
+
+    def _next_of_preface(self, preface: Preface) -> Delta:
+        delta = preface.next_delta()
+        if preface.is_over:
+            self._preface = None
+        self._tell()
+        return delta
 
     def _end(self, finish: Finish) -> None:
         self._finish = finish

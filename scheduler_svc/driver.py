@@ -176,10 +176,12 @@ class Driver:
         if session is None:
             return
         try:
-            wanted = []
+            record = self._scheduler.state.in_flight[0]
+            wanted: list[int | None] = []
             if message.logprob_ids:
-                wanted = [sequence.sampling.logprobs for sequence in self._scheduler.state.in_flight[0].sequences]
-            applied = self._scheduler.apply(decode_result(message, wanted))
+                wanted = [sequence.sampling.logprobs for sequence in record.sequences]
+            scored = [(s.count, s.sequence.sampling.prompt_logprobs or 0) for s in record.scored]
+            applied = self._scheduler.apply(decode_result(message, wanted, scored))
         except Exception as error:  # as in _plan
             log.exception("result_failed", step=message.step)
             session.end(f"result failed: {type(error).__name__}")

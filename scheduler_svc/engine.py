@@ -102,11 +102,11 @@ class Engine:
     def has_chat_template(self) -> bool:
         return self._text.is_loaded and self._text.tokenizer.has_chat_template
 
-    async def tokenize(self, text: str) -> list[int]:
-        return await self._text.tokenize(text, self._max_model_len)
+    async def tokenize(self, text: str, *, bounded: bool = True) -> list[int]:
+        return await self._text.tokenize(text, self._max_model_len if bounded else None)
 
-    async def tokenize_chat(self, messages: list[dict[str, str]]) -> list[int]:
-        return await self._text.tokenize_chat(messages, self._max_model_len)
+    async def tokenize_chat(self, messages: list[dict[str, str]], *, bounded: bool = True) -> list[int]:
+        return await self._text.tokenize_chat(messages, self._max_model_len if bounded else None)
 
     async def detokenize(self, ids: list[int], skip_special_tokens: bool) -> str:
         return await self._text.detokenize(ids, skip_special_tokens)
@@ -121,7 +121,8 @@ class Engine:
 
         Raises DuplicateRequest, QueueFull, InvalidRequest, Unavailable; later RequestAborted, RequestFailed.
         """
-        samples = self._open(request)
+        echo = await self._text.detokenize(request.prompt_ids, True) if request.echo else None
+        samples = self._open(request, echo)
         try:
             await self._submit(samples.first)
             while not samples.are_finished:
@@ -159,22 +160,23 @@ class Engine:
             executor_attached=self._driver.is_attached,
         )
 
-    def _open(self, request: GenerationRequest) -> Samples:
+    def _open(self, request: GenerationRequest, echo: str | None) -> Samples:
         self._check_acceptable(request)
         if self.model is not None and max(request.prompt_ids) >= self.model.vocab_size:
             raise Unavailable("the model has changed since the prompt was tokenized; try again")
         changed = asyncio.Event()
-        answers = [self._open_answer(request, index, changed) for index in range(request.num_samples)]
+        answers = [self._open_answer(request, index, changed, echo) for index in range(request.num_samples)]
         samples = self._requests[request.request_id] = Samples(answers, changed)
         samples.first.held = [answer.sequence for answer in answers[1:]]
         return samples
 
-    def _open_answer(self, request: GenerationRequest, index: int, changed: asyncio.Event) -> Answer:
+    def _open_answer(self, request: GenerationRequest, index: int, changed: asyncio.Event, echo: str | None) -> Answer:
+        prompt_logprobs = request.sampling.prompt_logprobs if index == 0 else None
         sequence = Sequence(
             request_id=request.request_id,
             token_ids=request.prompt_ids,
             max_tokens=request.max_tokens,
-            sampling=replace(request.sampling, index=index),
+            sampling=replace(request.sampling, index=index, prompt_logprobs=prompt_logprobs),
             end_token_ids=self._end_token_ids(request),
             cache_salt=request.cache_salt,
         )
@@ -185,7 +187,7 @@ class Engine:
             include_stop_string=request.include_stop_string,
             min_tokens=request.sampling.min_tokens,
         )
-        answer = sequence.owner = Answer(sequence, text_stream, changed)
+        answer = sequence.owner = Answer(sequence, text_stream, changed, echo)
         return answer
 
     async def _submit(self, sequence: Sequence) -> None:

@@ -23,6 +23,7 @@ class GenerationRequest:
     include_stop_string: bool = False
     cache_salt: str = ""
     num_samples: int = 1
+    echo: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +55,5 @@ class Delta:
     finish: Finish | None = None
     usage: Usage | None = None
     index: int = 0
+    prompt_token_ids: list[int] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)

@@ -59,15 +59,17 @@ class ServedText:
         except OSError as error:
             log.warning("tokenizer_cache_unwritable", reason=str(error))
 
-    async def tokenize(self, text: str, max_tokens: int) -> list[int]:
-        """Raises InvalidRequest, before the work, where the text is certain to have `max_tokens` or more."""
-        _check_length(self.tokenizer.lower_bound_tokens(text), max_tokens, "text")
+    async def tokenize(self, text: str, max_tokens: int | None) -> list[int]:
+        """Raises InvalidRequest, before the work, where the text is certain to have `max_tokens` or more, if given."""
+        if max_tokens is not None:
+            _check_length(self.tokenizer.lower_bound_tokens(text), max_tokens, "text")
         return await asyncio.to_thread(self.tokenizer.encode, text)
 
-    async def tokenize_chat(self, messages: list[dict[str, str]], max_tokens: int) -> list[int]:
+    async def tokenize_chat(self, messages: list[dict[str, str]], max_tokens: int | None) -> list[int]:
         """As `tokenize`, for a conversation in the model's template."""
         text = await asyncio.to_thread(self.tokenizer.render_chat, messages)
-        _check_length(self.tokenizer.lower_bound_tokens(text), max_tokens, "chat")
+        if max_tokens is not None:
+            _check_length(self.tokenizer.lower_bound_tokens(text), max_tokens, "chat")
         return await asyncio.to_thread(self.tokenizer.encode_rendered_chat, text)
 
     async def spellings(self, words: list[str]) -> list[list[list[int]]]:

@@ -91,6 +91,7 @@ class DecodeGraphs:
             and len(step.token_ids) == num_rows
             and step.block_tables.shape[1] <= self._columns["block_tables"].shape[1]
             and step.all_draw
+            and step.scored is None
         )
 
     def columns(self, step: Step, long: Mapping[str, Column]) -> dict[str, Column]:

@@ -1,17 +1,22 @@
 """The model's forward pass over a step's tokens, given as columns on the device. Nothing here waits for the device."""
 
+import contextlib
+import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
+from transformers.utils.generic import ModelOutput
 
 from executor_svc.model.attention import CurrentStep
 from executor_svc.model.rotary import LongTokens
 from executor_svc.model.step_columns import step_tensors
 
 Columns = Mapping[str, torch.Tensor]
+Head = Callable[[torch.Tensor], torch.Tensor]
+"""Of some of a step's tokens, int64 `[n]`, the logits `[n, head's width]`."""
 
 
 class Forward:
@@ -39,6 +44,36 @@ class Forward:
         options = {"logits_to_keep": tokens} if tokens is not None and narrowed else {}
         logits: torch.Tensor = self._run(columns, self.model, **options).logits[0]
         return logits if tokens is None or narrowed else logits.index_select(0, tokens)
+
+    def logits_and_head(self, columns: Columns, tokens: torch.Tensor) -> tuple[torch.Tensor, Head]:
+        """As `logits`, and besides what gives those of others of the step's tokens, a few at a time.
+
+        It is the model's own forward again, with all that it may do to logits; what comes before its head is handed to
+        it, as this pass has made it.
+        """
+        made: list[Any] = []
+        decoder = self.model.get_decoder()
+        with contextlib.ExitStack() as hooks:
+            if isinstance(decoder, torch.nn.Module) and decoder is not self.model:
+                hook = decoder.register_forward_hook(lambda _module, _inputs, output: made.append(output))
+                hooks.callback(hook.remove)
+            logits = self.logits(columns, tokens)
+        if made and isinstance(made[-1], ModelOutput) and "last_hidden_state" in made[-1]:
+            return logits, functools.partial(self._head, columns, decoder, made[-1])
+        whole = self.logits(columns)  # a model that is not made of two parts; nothing to save
+        return logits, functools.partial(whole.index_select, 0)
+
+    def _head(self, columns: Columns, decoder: Any, output: Any, tokens: torch.Tensor) -> torch.Tensor:
+        some = type(output)(last_hidden_state=output["last_hidden_state"].index_select(1, tokens))
+        own = vars(decoder).get("forward")
+        decoder.forward = lambda *_, **__: some
+        try:
+            logits: torch.Tensor = self.model(input_ids=columns["token_ids"][None], use_cache=False).logits[0]
+        finally:
+            del decoder.forward
+            if own is not None:
+                decoder.forward = own
+        return logits
 
     def without_logits(self, columns: Columns) -> None:
         """The same without a look at the head: keys and values are all that comes of it."""

@@ -1,6 +1,6 @@
 """One step of a real model: copies, forward pass, sampling."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -11,13 +11,14 @@ from executor_svc.model.decode_graphs import DecodeGraphs, Recorder
 from executor_svc.model.device import first_line
 from executor_svc.model.forward import Columns, Forward
 from executor_svc.model.memory import KVMemory
+from executor_svc.model.prompt_scores import score_tokens
 from executor_svc.model.rotary import LongTokens
 from executor_svc.model.sampler import Sampler
 from executor_svc.model.sampling_plan import SamplingPlan
 from executor_svc.model.staging import Column, Readback, Staging
 from executor_svc.model.step_columns import step_columns, token_rows
 from executor_svc.model.token_logprobs import LogprobTensors, logprob_columns
-from executor_svc.step import Int32s, RowStart, Step, StepOutput
+from executor_svc.step import Int32s, RowStart, Scored, Step, StepOutput
 from kernels import Backend
 from paged.v1 import executor_pb2
 
@@ -29,6 +30,7 @@ class Launched:
     drawn: torch.Tensor
     logprobs: LogprobTensors | None
     plan: SamplingPlan
+    scored: LogprobTensors | None = None
 
 
 class StepOutOfMemory(RuntimeError):
@@ -64,6 +66,7 @@ class ModelRunner:
         self._memory = memory
         self._backend = backend
         self._rope_switch_len = rope_switch_len
+        self._vocab_size = vocab_size
         self._is_long = np.zeros(max_rows, np.bool_)
         self._sampler = Sampler(vocab_size, model.device)
         self._staging, self._readback = Staging(model.device), Readback(model.device)
@@ -107,11 +110,16 @@ class ModelRunner:
             launched = self.launch(step)
             if launched is None:
                 return StepOutput(np.empty(0, np.int32))
-            drawn, *logprobs = self._readback.read([launched.drawn, *(launched.logprobs or ())])
+            logprobs, scored = launched.logprobs or (), launched.scored or ()
+            drawn, *rest = self._readback.read([launched.drawn, *logprobs, *scored])
         except torch.OutOfMemoryError as error:
             raise StepOutOfMemory(step, error) from error
-        columns = logprob_columns(*logprobs, num_top=launched.plan.num_top) if logprobs else None
-        return StepOutput(drawn.astype(np.int32, copy=False), columns)
+        own, prompts = rest[: len(logprobs)], rest[len(logprobs) :]
+        return StepOutput(
+            drawn.astype(np.int32, copy=False),
+            logprob_columns(*own, num_top=launched.plan.num_top) if own else None,
+            logprob_columns(*prompts, num_top=step.scored.num_top) if step.scored is not None else None,
+        )
 
     def launch(self, step: Step) -> Launched | None:
         """Give the device all of a step's work and wait for none of it; None where no row samples."""
@@ -128,6 +136,8 @@ class ModelRunner:
                 self._backend.copy_blocks(self._memory.tensors, tensors["copy_sources"], tensors["copy_destinations"])
             if not len(step.rows):
                 return None
+            if step.scored is not None:
+                return self._launch_scored(step.scored, plan, tensors)
             if not len(rows):
                 self.forward.without_logits(tensors)
                 return None
@@ -136,6 +146,21 @@ class ModelRunner:
             else:
                 logits = self.forward.logits(tensors, tensors["last_tokens"])
             return self._sample(logits, plan, tensors)
+
+    def _launch_scored(self, scored: Scored, plan: SamplingPlan, tensors: Columns) -> Launched:
+        tokens = tensors["last_tokens"] if plan.num_rows else tensors["scored_places"][:1]
+        logits, head = self.forward.logits_and_head(tensors, tokens)
+        logprobs = score_tokens(
+            head,
+            tensors["scored_places"],
+            tensors["scored_targets"],
+            num_top=int(scored.num_top.max()),
+            vocab_size=self._vocab_size,
+            max_rows=len(self._is_long),
+        )
+        if not plan.num_rows:
+            return Launched(logprobs.ranks.new_empty(0, dtype=torch.int32), None, plan, logprobs)
+        return replace(self._sample(logits, plan, tensors), scored=logprobs)
 
     def record_graphs(self, recorder: Recorder, table_width: int) -> None:
         """Record decode steps of all sizes, and use them from now on; no row may be live. `table_width` is the most

@@ -33,6 +33,9 @@ def step_columns(step: Step) -> dict[str, Column]:
     if step.samples.any():
         columns["sampling_rows"] = step.drawing_rows.astype(np.int64)
         columns["last_tokens"] = step.query_start[1:][step.drawing_places].astype(np.int64) - 1
+    if step.scored is not None:
+        columns["scored_places"] = step.scored.places
+        columns["scored_targets"] = step.scored.targets.astype(np.int64)
     return columns
 
 

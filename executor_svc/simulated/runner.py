@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from executor_svc.simulated.memory import SlotMemory, UnwrittenSlot
 from executor_svc.simulated.script import Script, ScriptedFault
-from executor_svc.simulated.text import UInt64s, choose, draw_keys, mix, pass_over, token_logprobs, tokens_of
-from executor_svc.step import Int32s, Logprobs, Masks, RowStart, Step, StepOutput
+from executor_svc.simulated.text import UInt64s, choose, draw_keys, mix, pass_over, score, token_logprobs, tokens_of
+from executor_svc.step import Int32s, Logprobs, Masks, RowStart, Scored, Step, StepOutput
 from executor_svc.token_rules import MAX_BANNED_TOKENS, NO_RULES, TokenRules, read_rules
 from paged.v1 import executor_pb2
 
@@ -162,7 +162,7 @@ class SimulatedRunner:
         ids = sampled.tokens if failing is None else np.where(failing[sampled.rows], np.int32(-1), sampled.tokens)
         if self._latency.takes_time:
             _wait_until(begin + self._latency.step_s(step))
-        return StepOutput(ids, logprobs)
+        return StepOutput(ids, logprobs, self._score(step, step.scored) if step.scored is not None else None)
 
     def _write(self, step: Step) -> None:
         if step.decodes:
@@ -251,6 +251,17 @@ class SimulatedRunner:
             ids.append(best)
             values += best_values
         return Logprobs(np.concatenate(ids), np.array(values, np.float32), np.ones(len(asked), np.int32))
+
+    def _score(self, step: Step, scored: Scored) -> Logprobs:
+        rows = np.searchsorted(step.query_start, scored.places, side="right") - 1
+        hashes = mix(self._memory.contexts(step.block_tables[rows], step.positions[scored.places] + 1))
+        wanted = zip(scored.targets.tolist(), hashes.tolist(), scored.num_top.tolist(), strict=True)
+        entries = [score(target, context_hash, k, self._vocab_size) for target, context_hash, k in wanted]
+        return Logprobs(
+            ids=np.concatenate([ids for ids, _, _ in entries]),
+            values=np.array([value for _, values, _ in entries for value in values], np.float32),
+            ranks=np.array([rank for _, _, rank in entries], np.int32),
+        )
 
     def _fail_as_scripted(self, step: Step) -> NDArray[np.bool_] | None:
         """Rows of the executor whose logits are to be not finite; other faults take effect here and now."""

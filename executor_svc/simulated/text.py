@@ -11,7 +11,8 @@ next id up, wrapping around. So is what the row's rules, or its mask, forbid. A 
 of the id that is d steps up, wrapping around, is -d.
 
 Log-probabilities are as arbitrary, and as exact: with u = (h >> 48) / 65536 the j-th most likely token (j from 1) is
-(token + j - 1) mod vocabulary size at -(j - 1 + u), the drawn one being the first.
+(token + j - 1) mod vocabulary size at -(j - 1 + u), the drawn one being the first. A prompt's own tokens are
+measured in the same way against what `h` without seed and index makes the most likely.
 
 The runner computes this for arrays of rows; `SimulatedText` for one sequence, in plain integers and without blocks.
 """
@@ -100,6 +101,15 @@ def token_logprobs(token: int, context_hash: int, num_alternatives: int, vocab_s
     ranks = [0, *range(num_alternatives)]
     ids = (token + np.array(ranks, np.int64)) % vocab_size
     return ids.astype(np.int32), [-(rank + u) for rank in ranks]
+
+
+def score(target: int, context_hash: int, num_alternatives: int, vocab_size: int) -> tuple[Int32s, list[float], int]:
+    """Of a prompt's token after a context, without a draw: ids and values as `token_logprobs`, and its rank."""
+    best = (context_hash >> 32) % vocab_size
+    ids, values = token_logprobs(best, context_hash, num_alternatives, vocab_size)
+    distance = (target - best) % vocab_size
+    ids[0], values[0] = target, values[0] - distance
+    return ids, values, distance + 1
 
 
 class SimulatedText:

@@ -21,11 +21,12 @@ class Engine(Protocol):
     @property
     def has_chat_template(self) -> bool: ...
 
-    async def tokenize(self, text: str) -> list[int]:
-        """Ids of a text, begin token included where the model's tokenizer adds one."""
+    async def tokenize(self, text: str, *, bounded: bool = True) -> list[int]:
+        """Ids of a text, begin token included where the model's tokenizer adds one. If `bounded`, what is certain
+        to be longer than the model is refused before the work."""
 
-    async def tokenize_chat(self, messages: list[dict[str, str]]) -> list[int]:
-        """Ids of a conversation in the model's own template, of dicts with `role` and `content`."""
+    async def tokenize_chat(self, messages: list[dict[str, str]], *, bounded: bool = True) -> list[int]:
+        """The same of a conversation in the model's own template, of dicts with `role` and `content`."""
 
     async def detokenize(self, ids: list[int], skip_special_tokens: bool) -> str: ...
 

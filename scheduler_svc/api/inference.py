@@ -81,10 +81,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def _accepted(self, request: inference_pb2.GenerateRequest, deadline: Deadline) -> GenerationRequest:
         limits = served_limits(self._engine, self._settings)
         validation.check_generate(request, limits, has_chat_template=self._engine.has_chat_template)
+        cuts = request.HasField("truncate_prompt_tokens")
         if request.WhichOneof("prompt") == "token_ids":
-            prompt_ids = list(request.token_ids.ids)
+            ids = request.token_ids.ids
+            prompt_ids = list(ids[-request.truncate_prompt_tokens :] if cuts else ids)
         else:
-            prompt_ids = await deadline.bounded(self._tokenized(request))
+            prompt_ids = await deadline.bounded(self._tokenized(request, bounded=not cuts))
+            prompt_ids = prompt_ids[-request.truncate_prompt_tokens :] if cuts else prompt_ids
             validation.check_prompt_ids(request.WhichOneof("prompt"), prompt_ids, limits)
         validation.check_one_message(request, len(prompt_ids), limits)
         words = list(request.sampling.bad_words)
@@ -93,11 +96,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         return validation.generation_request(request, prompt_ids, limits, spellings)
 
     def _tokenized(
-        self, request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest
+        self, request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest, *, bounded: bool = True
     ) -> Awaitable[list[int]]:
         if request.WhichOneof("prompt") == "chat":
-            return self._engine.tokenize_chat([{"role": m.role, "content": m.content} for m in request.chat.messages])
-        return self._engine.tokenize(request.text)
+            messages = [{"role": m.role, "content": m.content} for m in request.chat.messages]
+            return self._engine.tokenize_chat(messages, bounded=bounded)
+        return self._engine.tokenize(request.text, bounded=bounded)
 
 
 async def _closed(deltas: AsyncGenerator[Delta, None]) -> None:

@@ -1,6 +1,7 @@
 """How answers look on the wire."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from paged.v1 import inference_pb2
 from scheduler_svc.core.sequence import TokenLogprobs
@@ -17,8 +18,10 @@ def merge(deltas: Iterable[Delta]) -> Delta:
         texts.append(delta.text)
         whole.token_ids.extend(delta.token_ids)
         whole.logprobs.extend(delta.logprobs)
+        whole.prompt_token_ids.extend(delta.prompt_token_ids)
+        whole.prompt_logprobs.extend(delta.prompt_logprobs)
         finish, usage = delta.finish or finish, delta.usage or usage
-    return Delta("".join(texts), whole.token_ids, whole.logprobs, finish, usage, index)
+    return replace(whole, text="".join(texts), finish=finish, usage=usage, index=index)
 
 
 def to_response(request_id: str, delta: Delta) -> inference_pb2.GenerateResponse:
@@ -30,6 +33,8 @@ def to_response(request_id: str, delta: Delta) -> inference_pb2.GenerateResponse
         finish=_finish(delta.finish) if delta.finish else None,
         usage=_usage(delta.usage) if delta.usage else None,
         index=delta.index,
+        prompt_token_ids=delta.prompt_token_ids,
+        prompt_logprobs=[_logprobs(entry) for entry in delta.prompt_logprobs],
     )
 
 

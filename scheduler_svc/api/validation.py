@@ -97,8 +97,7 @@ def check_generate(request: inference_pb2.GenerateRequest, limits: Limits, *, ha
         *rule_violations(request.sampling, limits.vocab_size),
         *_stop_violations(request.stop, limits),
     ]
-    if request.HasField("logprobs") and request.logprobs > (most := min(limits.max_logprobs, limits.vocab_size)):
-        violations.append(FieldViolation("logprobs", f"is {request.logprobs}, above the limit of {most}"))
+    violations += _extent_violations(request, limits)
     if request.HasField("n") and not 1 <= request.n <= limits.max_samples:
         violations.append(FieldViolation("n", f"is {request.n}; must be 1 to {limits.max_samples}"))
     if (size := len(request.cache_salt.encode())) > MAX_CACHE_SALT_BYTES:
@@ -135,13 +134,17 @@ def check_prompt_ids(field: str, prompt_ids: Sequence[int], limits: Limits) -> N
 
 def check_one_message(request: inference_pb2.GenerateRequest, num_prompt: int, limits: Limits) -> None:
     """Raises InvalidRequest for an answer that is asked for as one message and could be too large for one."""
-    if not request.HasField("stream") or request.stream or not request.HasField("logprobs"):
+    if not request.HasField("stream") or request.stream:
         return
     longest = limits.max_model_len - num_prompt
     num_tokens = min(request.stop.max_tokens, longest) if request.stop.HasField("max_tokens") else longest
-    num_bytes = num_tokens * (TOKEN_BYTES + LOGPROB_BYTES * (request.logprobs + 1))
+    num_bytes = num_prompt * TOKEN_BYTES if request.echo else 0
+    if request.HasField("prompt_logprobs"):
+        num_bytes += num_prompt * (TOKEN_BYTES + LOGPROB_BYTES * (request.prompt_logprobs + 1))
+    if request.HasField("logprobs"):
+        num_bytes += num_tokens * (TOKEN_BYTES + LOGPROB_BYTES * (request.logprobs + 1))
     if num_bytes > limits.max_message_bytes:
-        found = f"is false; {num_tokens} tokens with their log-probabilities can take {num_bytes} bytes"
+        found = f"is false; what is asked for of {num_prompt} + {num_tokens} tokens can take {num_bytes} bytes"
         limit = f"a message has {limits.max_message_bytes} at most: stream the answer, or set a lower stop.max_tokens"
         raise InvalidRequest(FieldViolation("stream", f"{found}, and {limit}"))
 
@@ -162,6 +165,7 @@ def generation_request(
         ignore_eos=stop.ignore_eos,
         include_stop_string=stop.include_stop_string,
         cache_salt=request.cache_salt,
+        echo=request.echo,
         num_samples=request.n if request.HasField("n") else 1,
     )
 
@@ -180,6 +184,7 @@ def _sampling(request: inference_pb2.GenerateRequest, limits: Limits, spellings:
         seed=given.seed if given.HasField("seed") else random.getrandbits(64),
         min_tokens=request.stop.min_tokens,
         logprobs=request.logprobs if request.HasField("logprobs") else None,
+        prompt_logprobs=request.prompt_logprobs if request.HasField("prompt_logprobs") else None,
         rules=token_rules(given, spellings, limits.vocab_size, held_back),
     )
 
@@ -202,7 +207,8 @@ def _prompt_violations(
             return [FieldViolation("prompt", "is missing; set one of text, token_ids and chat")]
         case "token_ids":
             ids = request.token_ids.ids
-            too_long_or_empty = _prompt_length_violations("token_ids", len(ids), limits)
+            used = min(len(ids), request.truncate_prompt_tokens or len(ids))
+            too_long_or_empty = _prompt_length_violations("token_ids", used, limits)
             return too_long_or_empty or _token_id_violations("token_ids.ids", ids, limits)
         case "chat":
             return _chat_violations(request.chat, has_chat_template)
@@ -240,6 +246,19 @@ def _sampling_violations(sampling: inference_pb2.SamplingParams) -> list[FieldVi
         for name, allowed in SAMPLING_RANGES.items()
         if sampling.HasField(name) and getattr(sampling, name) not in allowed
     ]
+
+
+def _extent_violations(request: inference_pb2.GenerateRequest, limits: Limits) -> list[FieldViolation]:
+    most, longest = min(limits.max_logprobs, limits.vocab_size), limits.max_model_len - 1
+    violations = [
+        FieldViolation(name, f"is {getattr(request, name)}, above the limit of {most}")
+        for name in ("logprobs", "prompt_logprobs")
+        if request.HasField(name) and getattr(request, name) > most
+    ]
+    if request.HasField("truncate_prompt_tokens") and not 1 <= request.truncate_prompt_tokens <= longest:
+        found = f"is {request.truncate_prompt_tokens}; must be 1 to {longest}"
+        violations.append(FieldViolation("truncate_prompt_tokens", found))
+    return violations
 
 
 def _stop_violations(stop: inference_pb2.StopConditions, limits: Limits) -> list[FieldViolation]:

@@ -1,6 +1,6 @@
 """What the core says: one step's work as changes to the executor's rows. Mirrors `StepPlan` of executor.proto."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,3 +110,4 @@ class Result:
     step: int
     tokens: Int32s
     logprobs: LogprobColumn = None
+    prompt_logprobs: list[list[TokenLogprobs]] = field(default_factory=list)  # as the plan's record says: `scored`

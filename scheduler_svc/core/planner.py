@@ -2,10 +2,12 @@
 
 import numpy as np
 
+from scheduler_svc.core import prompt_scores
 from scheduler_svc.core.beam_group import BeamGroup
 from scheduler_svc.core.beams import Beams
 from scheduler_svc.core.masking import Masking
 from scheduler_svc.core.plan import Copies, JoinedRow, Plan, StartedRow
+from scheduler_svc.core.prompt_scores import Scored
 from scheduler_svc.core.room import Room
 from scheduler_svc.core.sequence import Sequence, State
 from scheduler_svc.core.sharing import Sharing
@@ -48,13 +50,14 @@ class Planner:
         if not (len(rows) or self._state.ended_rows or even_if_empty):
             return None
         samples = self._advance(rows, num_tokens, num_single)
+        scored = prompt_scores.planned(self._state, rows, num_tokens) if self._state.scoring else ()
         joined: list[JoinedRow] = []
         if self._state.leaders:
             rows, num_tokens, samples, joined = self._join(rows, num_tokens, samples)
         self._state.step += 1
         sampling = rows[samples]
         masks = self._masking.of_plan(sampling)
-        self._await_result(sampling)
+        self._await_result(sampling, scored)
         self._note_peaks()
         ended, self._state.ended_rows = self._state.ended_rows, []
         forks, self._state.forks = self._state.forks, []
@@ -201,6 +204,8 @@ class Planner:
             return None
         pool, hits = self._state.cache.pool, need.hits
         self._room.reserve += need.growth
+        if sequence.lacks_prompt_logprobs:
+            self._state.scoring.append(sequence)
         if sequence.held:
             self._state.leaders.append(sequence)
         pool.share(hits)
@@ -221,7 +226,7 @@ class Planner:
             num_prompt=sequence.num_prompt,
             num_computed=num_computed,
             blocks=blocks,
-            sampling=sequence.sampling,
+            sampling=prompt_scores.sampling_to_start_with(sequence),
             end_token_ids=sequence.end_token_ids,
         )
         return [start]
@@ -272,15 +277,17 @@ class Planner:
             self._state.publish(self._state.sequence_in(row), int(columns.num_computed[row]))
         return samples
 
-    def _await_result(self, rows: np.ndarray) -> None:
+    def _await_result(self, rows: np.ndarray, scored: tuple[Scored, ...]) -> None:
         tenancies = self._state.columns.tenancy[rows]
         last = self._state.last_in_flight
         if last is not None and np.array_equal(last.tenancies, tenancies):
-            record = InFlight(self._state.step, rows, tenancies, last.sequences, last.token_lists)  # the common case
+            record = InFlight(
+                self._state.step, rows, tenancies, last.sequences, last.token_lists, scored
+            )  # the common case
         else:
             sequences = [self._state.sequence_in(row) for row in rows.tolist()]
             record = InFlight(
-                self._state.step, rows, tenancies, sequences, [sequence.token_ids for sequence in sequences]
+                self._state.step, rows, tenancies, sequences, [sequence.token_ids for sequence in sequences], scored
             )
         self._state.last_in_flight = record
         self._state.in_flight.append(record)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from scheduler_svc.core import prompt_scores
 from scheduler_svc.core.beams import Beams
 from scheduler_svc.core.plan import LogprobColumn, Result
 from scheduler_svc.core.sequence import EndReason, Sequence, State, TokenLogprobs
@@ -36,7 +37,15 @@ class Results:
             raise ResultMismatch(f"step {result.step} with {len(result.tokens)} tokens is not the plan in flight")
         if result.tokens.max(initial=-1) >= self._state.lease.vocab_size:
             raise ResultMismatch(f"step {result.step}: id {result.tokens.max()} is outside of the vocabulary")
+        if len(result.prompt_logprobs) != len(record.scored):
+            raise ResultMismatch(f"step {result.step} tells of {len(result.prompt_logprobs)} prompts, not its plan's")
         self._state.in_flight.popleft()
+        failed = self._take_prompt_logprobs(record, result) if record.scored else []
+        applied = self._take_tokens(record, result)
+        applied.ended.extend(failed)
+        return applied
+
+    def _take_tokens(self, record: InFlight, result: Result) -> Applied:
         current = self._state.columns.tenancy[record.rows] == record.tenancies
         regular = current & (result.tokens >= 0)
         if self._state.groups:
@@ -53,6 +62,21 @@ class Results:
             else:
                 self._append_irregular(record.sequences[i], int(result.tokens[i]), entry, applied)
         return applied
+
+    def _take_prompt_logprobs(self, record: InFlight, result: Result) -> list[Sequence]:
+        """Returns those that have ended because logits were not finite."""
+        failed = []
+        for scored, entries in zip(record.scored, result.prompt_logprobs, strict=True):
+            if not prompt_scores.take(scored, entries):
+                self._fail(scored.sequence)
+                failed.append(scored.sequence)
+        return failed
+
+    def _fail(self, sequence: Sequence) -> None:
+        """The model's logits were not finite: the sequence ends, and nobody else may use its blocks."""
+        self._state.cache.withdraw(sequence.block_hashes)
+        sequence.end_reason = EndReason.NOT_FINITE
+        self._state.end(sequence)
 
     def _append(self, record: InFlight, tokens: np.ndarray, logprobs: LogprobColumn) -> Applied:
         """One more token for each of these running rows."""
@@ -88,8 +112,7 @@ class Results:
         if sequence.state is State.ENDED:
             return
         if token < 0:
-            sequence.end_reason = EndReason.NOT_FINITE
-            self._state.end(sequence)
+            self._fail(sequence)
             applied.ended.append(sequence)
             return
         sequence.num_owed -= 1

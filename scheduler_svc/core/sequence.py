@@ -25,6 +25,7 @@ class Sampling:
     index: int = 0
     min_tokens: int = 0
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     rules: TokenRules = NO_RULES
 
 
@@ -98,6 +99,7 @@ class Sequence:
     group: "BeamGroup | None" = None
     score: float | None = None  # of an answer of a beam search
     logprobs: list["TokenLogprobs"] = field(default_factory=list)
+    prompt_logprobs: list["TokenLogprobs"] = field(default_factory=list)  # of all prompt tokens but the first, so far
     block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks of token_ids, as far as computed
 
     def __post_init__(self) -> None:
@@ -107,6 +109,18 @@ class Sequence:
     def num_sent(self) -> int:
         """Ids that a plan names which starts it."""
         return len(self.token_ids) if self.group is None else self.group.num_tokens * self.group.num_to_start
+
+    @property
+    def lacks_prompt_logprobs(self) -> bool:
+        """Whether log-probabilities of the prompt are wanted that have not come."""
+        return self.sampling.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt - 1
+
+    @property
+    def usable_prefix(self) -> int:
+        """How many tokens need not be computed, if their K/V are at hand: none whose logits are needed, as the last
+        one's are."""
+        most = len(self.token_ids) - 1
+        return min(most, len(self.prompt_logprobs)) if self.lacks_prompt_logprobs else most
 
     @property
     def num_output(self) -> int:

@@ -2,6 +2,7 @@
 
 from collections import deque
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,6 +13,9 @@ from scheduler_svc.core.columns import SequenceColumns
 from scheduler_svc.core.plan import ForkedRow, Lease
 from scheduler_svc.core.prefix import PrefixCache, extend_hashes, root_hash
 from scheduler_svc.core.sequence import Sequence, State
+
+if TYPE_CHECKING:
+    from scheduler_svc.core.prompt_scores import Scored
 
 NO_LEASE = Lease(block_ids=[], row_ids=[], tokens_per_step=0, block_size=16, plans_in_flight=0)
 
@@ -38,6 +42,7 @@ class InFlight:
     tenancies: np.ndarray
     sequences: list[Sequence]
     token_lists: list[list[int]]  # of these sequences: saves a look-up for each token
+    scored: tuple["Scored", ...] = ()  # what it will tell of prompts
 
     def only(self, indices: list[int]) -> "InFlight":
         """The same for some of the rows."""
@@ -76,6 +81,7 @@ class CoreState:
         self.leaders: list[Sequence] = []  # that run, or ran, and for which other samples are held
         self.groups: dict[BeamGroup, None] = {}  # of beams that run, in order of admission
         self.forks: list[ForkedRow] = []  # of these, for the next plan
+        self.scoring: list[Sequence] = []  # that run, or ran, and lack log-probabilities of their prompt
         self.alone: Sequence | None = None  # the last one admitted to be computed alone
         self.step = 0
         self.ended_rows: list[int] = []  # since the last plan
@@ -157,11 +163,11 @@ class CoreState:
         extend_hashes(sequence.block_hashes, sequence.token_ids, self.lease.block_size, root)
 
     def cached_prefix(self, sequence: Sequence) -> list[int]:
-        """Blocks that hold the beginning of the sequence; never its last token, whose logits are needed."""
+        """Blocks that hold the beginning of the sequence, as far as it need not be computed."""
         if not self.prefix_caching or sequence.bypass_cache:
             return []
         self.extend_hashes(sequence)
-        return self.cache.find(sequence.block_hashes[: (len(sequence.token_ids) - 1) // self.lease.block_size])
+        return self.cache.find(sequence.block_hashes[: sequence.usable_prefix // self.lease.block_size])
 
     def rows_of_step(self) -> np.ndarray:
         """Rows that the next step may compute, in order of admission: all that run, or the one that must be alone; but

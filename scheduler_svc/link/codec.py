@@ -1,6 +1,7 @@
 """The core's plans and results as messages of executor.proto, and back. Columns are little-endian int32 bytes."""
 
 from collections.abc import Sequence as Items
+from itertools import islice
 
 import numpy as np
 
@@ -76,11 +77,25 @@ def _check_ids(name: str, ids: list[int], lowest: int, highest: int) -> None:
         raise MalformedMessage(f"lease.{name}: {len(ids)} ids, which must be distinct and in [{lowest}, {highest}]")
 
 
-def decode_result(message: pb.StepResult, wanted: Items[int | None]) -> Result:
+def decode_result(message: pb.StepResult, wanted: Items[int | None], scored: Items[tuple[int, int]] = ()) -> Result:
     """`wanted` has, for each sampling row of the plan, how many log-probabilities it asked for, or None; it is not
-    looked at where the message has none."""
+    looked at where the message has none. `scored` has, for each prompt that the plan's result tells of, how many of its
+    tokens these are, and of how many alternatives."""
     tokens = _ints(message.sampled_ids)
-    return Result(message.step, tokens, _logprobs(message, wanted) if message.logprob_ids else None)
+    logprobs = _logprobs(message, wanted) if message.logprob_ids else None
+    if not scored and not message.prompt_logprob_ids:
+        return Result(message.step, tokens, logprobs)
+    return Result(message.step, tokens, logprobs, _prompt_logprobs(message, scored))
+
+
+def _prompt_logprobs(message: pb.StepResult, scored: Items[tuple[int, int]]) -> list[list[TokenLogprobs]]:
+    columns = pb.StepResult(
+        logprob_ids=message.prompt_logprob_ids,
+        logprobs=message.prompt_logprobs,
+        logprob_ranks=message.prompt_logprob_ranks,
+    )
+    entries = iter(_logprobs(columns, [k for count, k in scored for _ in range(count)]) or ())
+    return [[entry for entry in islice(entries, count) if entry is not None] for count, _ in scored]
 
 
 def _logprobs(message: pb.StepResult, wanted: Items[int | None]) -> LogprobColumn:
@@ -133,6 +148,7 @@ def _row_sampling(sampling: Sampling, end_token_ids: tuple[int, ...]) -> pb.RowS
         min_tokens=sampling.min_tokens,
         end_token_ids=end_token_ids,
         logprobs=sampling.logprobs,
+        prompt_logprobs=sampling.prompt_logprobs,
     )
     if sampling.rules is not NO_RULES:
         _add_rules(message, sampling.rules)

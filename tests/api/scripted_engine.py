@@ -51,7 +51,7 @@ class ScriptedEngine:
     live: set[str] = field(default_factory=set)
     ended: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
 
-    async def tokenize(self, text: str) -> list[int]:
+    async def tokenize(self, text: str, *, bounded: bool = True) -> list[int]:
         if self.tokenize_error is not None:
             raise self.tokenize_error
         return [ord(character) % VOCAB_SIZE for character in text]
@@ -59,7 +59,7 @@ class ScriptedEngine:
     async def spellings(self, words: list[str]) -> list[list[list[int]]]:
         return [[await self.tokenize(text) for text in (word, " " + word)] for word in words]
 
-    async def tokenize_chat(self, messages: list[dict[str, str]]) -> list[int]:
+    async def tokenize_chat(self, messages: list[dict[str, str]], *, bounded: bool = True) -> list[int]:
         return await self.tokenize("".join(f"<{m['role']}>{m['content']}" for m in messages))
 
     async def detokenize(self, ids: list[int], skip_special_tokens: bool) -> str:

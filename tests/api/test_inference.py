@@ -155,7 +155,7 @@ async def test_a_deadline_closes_the_engines_answer(client: Client, engine: Scri
 async def test_a_deadline_that_passes_while_tokenizing_never_queues(client: Client, engine: ScriptedEngine) -> None:
     begun = asyncio.Event()
 
-    async def tokenize(text: str) -> list[int]:
+    async def tokenize(text: str, *, bounded: bool = True) -> list[int]:
         begun.set()
         await forever()
         return [1]

@@ -39,6 +39,11 @@ def likely_tokens(context: list[int], index: int, count: int) -> TokenLogprobs:
     return TokenLogprobs(values[0] if count else 0, 1, [(token + 7 * i) % VOCAB_SIZE for i in range(count)], values)
 
 
+def prompt_score(context: list[int], target: int) -> TokenLogprobs:
+    """What the model makes of a prompt's token after those before it."""
+    return TokenLogprobs(-float(next_token(context, target)), 1 + target, [], [])
+
+
 def continuation(
     prompt: list[int], end_ids: tuple[int, ...], max_total: int, index: int = 0, rule: Rule | None = None
 ) -> list[int]:
@@ -85,12 +90,15 @@ class PlainExecutor:
                 "computed": start.num_computed,
                 "table": list(start.blocks),
                 "sampling": start.sampling,
+                "scored": start.num_prompt - 1 if start.sampling.prompt_logprobs is not None else 0,
                 "stretched": 0 < self.rope_switch_len < len(start.token_ids),
             }
         for joined in plan.joined:
             assert joined.row not in self.rows
             like = self.rows[joined.like]
+            assert joined.sampling.prompt_logprobs is None
             own = {"known": list(like["known"]), "table": list(like["table"]), "sampling": joined.sampling}
+            own["scored"] = 0
             self.rows[joined.row] = {**like, **own}
         for row, block in zip(plan.appended_rows.tolist(), plan.appended_blocks.tolist(), strict=True):
             self.rows[row]["table"].append(block)
@@ -100,9 +108,12 @@ class PlainExecutor:
         likes = {joined.row: joined.like for joined in plan.joined}
         assert [row for row, count, _ in scheduled if count == 0] == [joined.row for joined in plan.joined]
         computing = -1
+        prompts = []
         for row, count, _ in scheduled:
             if count:
                 self._write(self.rows[row], count)
+                if scores := self._scores(self.rows[row], count):
+                    prompts.append(scores)
                 computing = row
             else:
                 assert likes[row] == computing, "a joined row is not behind the one that it is like"
@@ -112,7 +123,7 @@ class PlainExecutor:
         assert masks.keys() <= set(sampling), "a mask for a row that draws nothing"
         logprobs = [self._logprobs(self.rows[row]) for row in sampling]
         tokens = _int32([self._sample(self.rows[row], masks.get(row)) for row in sampling])
-        return Result(plan.step, tokens, logprobs if any(logprobs) else None)
+        return Result(plan.step, tokens, logprobs if any(logprobs) else None, prompts)
 
     def _logprobs(self, row: dict) -> TokenLogprobs | None:
         wanted, index = row["sampling"].logprobs, row["sampling"].index
@@ -136,16 +147,25 @@ class PlainExecutor:
         if self.rope_switch_len and not row["stretched"]:
             assert row["computed"] <= self.rope_switch_len, "a row outgrows its keys"
 
+    def _scores(self, row: dict, count: int) -> list[TokenLogprobs]:
+        """Of the prompt's tokens that follow one of the `count` positions just computed."""
+        end = min(row["computed"], row["scored"])
+        positions = range(row["computed"] - count, end)
+        return [prompt_score(self._context(row, p + 1), row["known"][p + 1]) for p in positions]
+
     def _sample(self, row: dict, allowed: list[int] | None) -> int:
         assert row["computed"] == len(row["known"]), "a row samples only when it has caught up"
+        row["known"].append(next_token(self._context(row, row["computed"]), row["sampling"].index, allowed))
+        return row["known"][-1]
+
+    def _context(self, row: dict, length: int) -> list[int]:
         context = []
-        for position in range(row["computed"]):
+        for position in range(length):
             at, stretched, token = self.slots[self._slot(row, position)]
             assert at == position, "a block holds another prefix than its table says"
             assert stretched == row["stretched"], "a block holds keys that were turned for another length"
             context.append(token)
-        row["known"].append(next_token(context, row["sampling"].index, allowed))
-        return row["known"][-1]
+        return context
 
     def _slot(self, row: dict, position: int) -> int:
         return row["table"][position // self.block_size] * self.block_size + position % self.block_size

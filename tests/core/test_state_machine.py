@@ -16,7 +16,7 @@ from scheduler_svc.core.scheduler import NeverFits, Scheduler
 from scheduler_svc.core.sequence import EndReason, Sampling, Sequence, State
 from tests.core.beam_oracle import beam_answers
 from tests.core.beams import beams_of
-from tests.core.plain_executor import VOCAB_SIZE, PlainExecutor, continuation, packed
+from tests.core.plain_executor import VOCAB_SIZE, PlainExecutor, continuation, packed, prompt_score
 
 STEMS = [[7] * 40, list(range(40)), [3, 1, 4, 1, 5, 9, 2, 6] * 5]
 prompts = st.builds(
@@ -50,6 +50,7 @@ requests = st.fixed_dictionaries(
                 "bypass_cache": st.sampled_from([False, False, True]),
             }
         ),
+        "scored": st.sampled_from([False, False, True]),
     }
 )
 searches = st.fixed_dictionaries(
@@ -143,9 +144,13 @@ class Core(RuleBasedStateMachine):
         num_samples: int,
         masked: bool,
         place: dict,
+        scored: bool,
     ) -> None:
         name, told = f"r{len(self.sequences)}", {"end_token_ids": end_ids, "cache_salt": salt, **place}
-        samples = [Sequence(name, prompt, max_tokens, Sampling(index=index), **told) for index in range(num_samples)]
+        samplings = [
+            Sampling(index=index, prompt_logprobs=0 if scored and not index else None) for index in range(num_samples)
+        ]
+        samples = [Sequence(name, prompt, max_tokens, sampling, **told) for sampling in samplings]
         for sample in samples:
             sample.masked = masked
             if masked:
@@ -366,6 +371,15 @@ class Core(RuleBasedStateMachine):
             expected = beam_answers(prompt, search["width"], first.max_total - len(prompt), **given)[: len(answers)]
             assert [(answer.token_ids[len(prompt) :], answer.score) for answer in answers] == expected
 
+    @invariant()
+    def every_log_probability_of_a_prompt_is_exact(self) -> None:
+        for sequence in self.sequences:
+            prompt, scores = sequence.token_ids[: sequence.num_prompt], sequence.prompt_logprobs
+            asked = sequence.sampling.prompt_logprobs is not None
+            assert scores == [prompt_score(prompt[:i], prompt[i]) for i in range(1, len(scores) + 1)]
+            if sequence.num_output:
+                assert len(scores) == (len(prompt) - 1 if asked else 0)
+
     def teardown(self) -> None:
         """Everything that is still wanted ends, in a bounded number of steps, and leaves no block behind."""
         if not self.attached:
@@ -387,6 +401,7 @@ class Core(RuleBasedStateMachine):
         assert self.scheduler.state.cache.pool.num_used == 0
         self.every_text_is_exact()
         self.every_search_is_exact()
+        self.every_log_probability_of_a_prompt_is_exact()
 
 
 budget = settings(max_examples=200, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck))

@@ -9,6 +9,7 @@ from executor_svc.leases import Lease, Ownership
 from executor_svc.loaded import LoadedModel
 from executor_svc.plan import read_plan
 from executor_svc.plan_checks import Limits
+from executor_svc.step import Logprobs
 from executor_svc.stepper import Stepper
 from paged.v1 import executor_pb2
 
@@ -51,6 +52,7 @@ class Driver:
         self._free = np.random.default_rng(0).permutation(blocks).tolist()
         self._free_rows = list(range(max_rows))[::-1]
         self.sequences: dict[int, Sequence] = {}
+        self.prompt_logprobs: Logprobs | None = None  # of the last step
         self._plan = executor_pb2.StepPlan()
 
     def start(self, sequence: Sequence, *, shared_from: Sequence | None = None, num_shared: int = 0) -> int:
@@ -119,6 +121,7 @@ class Driver:
         output = self._stepper.run([self._batch.apply(read_plan(plan), SESSION, self._lease)])
         sampling_rows = [row for row, does in zip(scheduled, samples, strict=True) if does]
         self._take_logprobs(sampling_rows, output.logprobs)
+        self.prompt_logprobs = output.prompt_logprobs
         sampled = dict(zip(sampling_rows, output.sampled_ids.tolist(), strict=True))
         for row, token in sampled.items():
             self.sequences[row].token_ids.append(token)

@@ -5,6 +5,7 @@ operation for tensors of the host among those of the device.
 """
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 
@@ -22,7 +23,7 @@ from executor_svc.model.proof import prove
 from executor_svc.model.runner import ModelRunner
 from executor_svc.model.sampler import Sampler
 from executor_svc.model.staging import Staging
-from executor_svc.step import Masks, RowStart, Step, mask_bytes
+from executor_svc.step import Masks, RowStart, Scored, Step, mask_bytes
 from kernels import Backend
 from kernels.checks import check_attention, check_write
 from tests.model.driver import row_sampling
@@ -171,6 +172,12 @@ def step(tokens: list[int], samples: list[bool], *, copies: int = 0) -> Step:
     )
 
 
+def scored(made: Step) -> Step:
+    """The same for prompts whose log-probabilities are wanted."""
+    places = np.arange(len(made.token_ids), dtype=np.int64)
+    return dataclasses.replace(made, scored=Scored(places, places.astype(np.int32), np.full(len(places), 3, np.int64)))
+
+
 LONGROPE = {
     "rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 5,
     "short_factor": [1.0] * 8, "long_factor": [2.0] * 8,
@@ -195,13 +202,14 @@ def test_a_step_of_a_model_sends_one_copy_and_asks_nothing(family):
     graphs = runner.graphs
     assert crossings.names == []
     steps = [step([5, 1, 3], [True, True, False], copies=2), step([4, 2], [False, False]), step([1] * 5, [True] * 5)]
+    steps += [scored(step([5, 1, 3], [True, True, False])), scored(step([4, 2], [False, False]))]
     for used, current in [*((None, s) for s in steps), (graphs, steps[2])]:
         runner.graphs = used
         with Crossings() as crossings:
             launched = runner.launch(current)
         assert crossings.names == ["aten.copy_.default"]
         num_sampling = int(current.samples.sum())
-        assert (launched is None) == (num_sampling == 0)
+        assert (launched is None) == (num_sampling == 0 and current.scored is None)
         if launched is not None:
             assert launched.drawn.shape == (num_sampling,)
 
