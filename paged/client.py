@@ -58,6 +58,8 @@ OWN_FIELDS = (
     "truncate_prompt_tokens",
     "cache_salt",
     "n",
+    "beam",
+    "best_of",
 )
 
 Prompt = str | Sequence[int] | inference_pb2.Chat
@@ -91,6 +93,8 @@ class Options(TypedDict, total=False):
     truncate_prompt_tokens: int
     cache_salt: str
     n: int
+    beam: inference_pb2.BeamSearch
+    best_of: int
     model: str
     request_id: str
     timeout_s: float  # The call's deadline.
@@ -108,6 +112,7 @@ class Completion:
     logprobs: list[inference_pb2.TokenLogprobs] = field(default_factory=list)
     prompt_token_ids: list[int] = field(default_factory=list)
     prompt_logprobs: list[inference_pb2.TokenLogprobs] = field(default_factory=list)
+    score: float | None = None  # with beam or best_of
 
 
 class Client:
@@ -192,6 +197,7 @@ class Client:
                 logprobs=list(whole.logprobs),
                 prompt_token_ids=list(whole.prompt_token_ids),
                 prompt_logprobs=list(whole.prompt_logprobs),
+                score=whole.score if whole.HasField("score") else None,
             )
             for whole in sorted(messages, key=lambda message: message.index)
         ]

@@ -40,6 +40,8 @@ class Answer:
         if self.is_over:
             return
         sequence = self.sequence
+        if sequence.group is not None and sequence.end_reason is None:
+            return  # a beam search has no answer before its end
         begin = sequence.num_prompt + self._num_taken
         at_end_token = sequence.end_reason is EndReason.END_TOKEN
         ids = sequence.token_ids[begin : len(sequence.token_ids) - at_end_token]  # an end token has no text
@@ -102,7 +104,14 @@ class Answer:
         if end < self._num_taken:
             self._tell()
             return delta
-        return replace(delta, finish=self._finish, usage=self._usage() if self._finish is not None else None)
+        if self._finish is None:
+            return delta
+        return replace(delta, finish=self._finish, usage=self._usage(), score=sequence.score)
+
+    @property
+    def total_logprob(self) -> float:
+        """Of the answer's tokens, where log-probabilities were asked for."""
+        return sum(entry.logprob for entry in self.sequence.logprobs[: self._num_taken])
 
     def _next_of_preface(self, preface: Preface) -> Delta:
         delta = preface.next_delta()

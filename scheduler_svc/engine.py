@@ -15,10 +15,13 @@ import structlog
 from paged.v1 import control_pb2
 from paged.v1 import executor_pb2 as pb
 from scheduler_svc.answer import Answer, Outcome
+from scheduler_svc.best_of import BestOf
+from scheduler_svc.core.beam import BeamParameters, BeamSearch
+from scheduler_svc.core.beam_group import BeamGroup
 from scheduler_svc.core.prefix import prefix_hashes
 from scheduler_svc.core.results import Applied
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.sequence import Sequence, State
+from scheduler_svc.core.sequence import Sampling, Sequence, State
 from scheduler_svc.driver import Driver
 from scheduler_svc.errors import (
     DuplicateRequest,
@@ -31,7 +34,7 @@ from scheduler_svc.errors import (
     Unavailable,
 )
 from scheduler_svc.link.session import ExecutorSession, LinkOptions
-from scheduler_svc.requests import Delta, GenerationRequest
+from scheduler_svc.requests import BeamOptions, Delta, GenerationRequest
 from scheduler_svc.samples import Samples
 from scheduler_svc.served_text import ServedText
 from scheduler_svc.settings import SchedulerSettings
@@ -165,18 +168,42 @@ class Engine:
         if self.model is not None and max(request.prompt_ids) >= self.model.vocab_size:
             raise Unavailable("the model has changed since the prompt was tokenized; try again")
         changed = asyncio.Event()
-        answers = [self._open_answer(request, index, changed, echo) for index in range(request.num_samples)]
-        samples = self._requests[request.request_id] = Samples(answers, changed)
-        samples.first.held = [answer.sequence for answer in answers[1:]]
+        sampling = request.sampling
+        if request.best_of is not None and sampling.logprobs is None:
+            sampling = replace(sampling, logprobs=0)
+        num_answers = request.best_of or request.num_samples
+        answers = [self._open_answer(request, sampling, index, changed, echo) for index in range(num_answers)]
+        sequences = [answer.sequence for answer in answers]
+        samples = Samples(answers, changed)
+        if request.beam is not None:
+            sequences[0].group = self._beam_group(request, request.beam, sequences)
+        else:
+            sequences[0].held = sequences[1:]
+        if request.best_of is not None:
+            with_logprobs = request.sampling.logprobs is not None
+            samples = BestOf(answers, changed, request.num_samples, with_logprobs=with_logprobs)
+        self._requests[request.request_id] = samples
         return samples
 
-    def _open_answer(self, request: GenerationRequest, index: int, changed: asyncio.Event, echo: str | None) -> Answer:
-        prompt_logprobs = request.sampling.prompt_logprobs if index == 0 else None
+    def _beam_group(self, request: GenerationRequest, beam: BeamOptions, answers: list[Sequence]) -> BeamGroup:
+        parameters = BeamParameters(
+            width=beam.width,
+            length_penalty=beam.length_penalty,
+            early_stopping=beam.early_stopping,
+            end_token_ids=self._end_token_ids(request),
+            min_tokens=request.sampling.min_tokens,
+        )
+        return BeamGroup(answers, BeamSearch(parameters))
+
+    def _open_answer(
+        self, request: GenerationRequest, sampling: Sampling, index: int, changed: asyncio.Event, echo: str | None
+    ) -> Answer:
+        prompt_logprobs = sampling.prompt_logprobs if index == 0 else None
         sequence = Sequence(
             request_id=request.request_id,
             token_ids=request.prompt_ids,
             max_tokens=request.max_tokens,
-            sampling=replace(request.sampling, index=index, prompt_logprobs=prompt_logprobs),
+            sampling=replace(sampling, index=index, prompt_logprobs=prompt_logprobs),
             end_token_ids=self._end_token_ids(request),
             cache_salt=request.cache_salt,
         )
@@ -229,7 +256,10 @@ class Engine:
         """Raises InvalidRequest for what the executor's memory, or the model's length, can never hold."""
         state = self._scheduler.state
         fits = state.bound(sequence)
-        most = min(state.max_model_len, state.capacity_tokens) - sequence.num_prompt
+        if sequence.group is not None and (width := sequence.group.parameters.width) > state.num_rows:
+            found = f"is {width}; the executor computes {state.num_rows} sequences at once at most"
+            raise InvalidRequest(FieldViolation("beam.width", found))
+        most = min(state.max_model_len, state.capacity_of(sequence)) - sequence.num_prompt
         limit = (
             f"the model's length and the executor's memory leave {max(most, 0)}; ask for less, or give it more blocks"
         )

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from scheduler_svc.core.beam import EarlyStopping
 from scheduler_svc.core.sequence import Sampling, TokenLogprobs
 
 
@@ -9,8 +10,8 @@ from scheduler_svc.core.sequence import Sampling, TokenLogprobs
 class GenerationRequest:
     """A request whose fields have been validated and whose prompt has been tokenized.
 
-    `num_samples` answers are wanted. `max_tokens` None means as many as fit. `sampling.seed` is drawn by the API where
-    the client gave none.
+    `num_samples` answers are wanted; of a beam search if there is `beam`, or the likeliest of `best_of` samples.
+    `max_tokens` None means as many as fit. `sampling.seed` is drawn by the API where the client gave none.
     """
 
     request_id: str
@@ -24,6 +25,17 @@ class GenerationRequest:
     cache_salt: str = ""
     num_samples: int = 1
     echo: bool = False
+    beam: "BeamOptions | None" = None
+    best_of: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BeamOptions:
+    """As in `BeamSearch` of inference.proto."""
+
+    width: int
+    length_penalty: float
+    early_stopping: EarlyStopping
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +59,8 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """All that has become known of the answer `index` since its last one. `finish` and `usage` are set in the last."""
+    """All that has become known of the answer `index` since its last one. `finish` and `usage` are set in the last, and
+    so is the `score` of one that was chosen among others."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -57,3 +70,4 @@ class Delta:
     index: int = 0
     prompt_token_ids: list[int] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    score: float | None = None

@@ -12,7 +12,7 @@ def merge(deltas: Iterable[Delta]) -> Delta:
     """One delta that says what these, of one sample, say together."""
     texts: list[str] = []
     whole = Delta()
-    finish, usage, index = None, None, 0
+    finish, usage, index, score = None, None, 0, None
     for delta in deltas:
         index = delta.index
         texts.append(delta.text)
@@ -21,7 +21,8 @@ def merge(deltas: Iterable[Delta]) -> Delta:
         whole.prompt_token_ids.extend(delta.prompt_token_ids)
         whole.prompt_logprobs.extend(delta.prompt_logprobs)
         finish, usage = delta.finish or finish, delta.usage or usage
-    return replace(whole, text="".join(texts), finish=finish, usage=usage, index=index)
+        score = delta.score if delta.score is not None else score
+    return replace(whole, text="".join(texts), finish=finish, usage=usage, index=index, score=score)
 
 
 def to_response(request_id: str, delta: Delta) -> inference_pb2.GenerateResponse:
@@ -35,6 +36,7 @@ def to_response(request_id: str, delta: Delta) -> inference_pb2.GenerateResponse
         index=delta.index,
         prompt_token_ids=delta.prompt_token_ids,
         prompt_logprobs=[_logprobs(entry) for entry in delta.prompt_logprobs],
+        score=delta.score,
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from paged.v1 import executor_pb2, inference_pb2
+from scheduler_svc.api.choosing import beam_options, choosing_violations
 from scheduler_svc.api.token_rules import Spellings, rule_violations, token_rules
 from scheduler_svc.core.sequence import Sampling
 from scheduler_svc.errors import FieldViolation, InvalidRequest, ModelNotFound
@@ -96,6 +97,7 @@ def check_generate(request: inference_pb2.GenerateRequest, limits: Limits, *, ha
         *_sampling_violations(request.sampling),
         *rule_violations(request.sampling, limits.vocab_size),
         *_stop_violations(request.stop, limits),
+        *choosing_violations(request, limits.vocab_size, limits.max_samples, len(limits.eos_token_ids)),
     ]
     violations += _extent_violations(request, limits)
     if request.HasField("n") and not 1 <= request.n <= limits.max_samples:
@@ -167,6 +169,8 @@ def generation_request(
         cache_salt=request.cache_salt,
         echo=request.echo,
         num_samples=request.n if request.HasField("n") else 1,
+        beam=beam_options(request),
+        best_of=request.best_of if request.HasField("best_of") else None,
     )
 
 

@@ -1,6 +1,9 @@
 """Beam search over whole vocabularies, in the fewest words: what the core's groups must come to."""
 
-from tests.core.plain_executor import VOCAB_SIZE, likely_tokens
+from collections.abc import Callable
+
+from scheduler_svc.core.sequence import TokenLogprobs
+from tests.core.plain_executor import likely_tokens
 
 NONE = -1e9
 
@@ -14,19 +17,21 @@ def beam_answers(
     early_stopping: bool | str = False,
     end_ids: tuple[int, ...] = (),
     min_tokens: int = 0,
+    likely: Callable[[list[int], int, int], TokenLogprobs] = likely_tokens,
 ) -> list[tuple[list[int], float]]:
     """Outputs and scores, best first."""
     beams = [([], 0.0)] + [([], NONE)] * (width - 1)
     answers = [([], NONE)] * width
+    num_kept = (1 + max(1, len(end_ids))) * width
     for length in range(1, max_tokens + 1):
         found = []
         for output, total in beams:
-            entry = likely_tokens(prompt + output, 0, VOCAB_SIZE)
+            entry = likely(prompt + output, 0, num_kept)
             for token, logprob in zip(entry.top_ids, entry.top_logprobs, strict=True):
                 held = length <= min_tokens and token in end_ids
                 found.append(([*output, token], total + logprob + (NONE if held else 0)))
         found.sort(key=lambda entry: -entry[1])
-        found = found[: (1 + max(1, len(end_ids))) * width]
+        found = found[:num_kept]
         ends = [output[-1] in end_ids or length == max_tokens for output, _ in found]
         ended = [(found[i][0], found[i][1] / length**length_penalty) for i in range(width) if ends[i]]
         answers = sorted(answers + ended, key=lambda entry: -entry[1])[:width]
