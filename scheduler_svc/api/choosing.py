@@ -26,6 +26,9 @@ FIELDS_WITH_BEAM = frozenset(
         "beam",
         "echo",
         "truncate_prompt_tokens",
+        "priority",
+        "tenant",
+        "prefix_cache_bypass",
     )
 )
 _EARLY_STOPPING = {
