@@ -166,6 +166,8 @@ async def test_what_beams_do_not_go_with_and_cannot_have_is_refused_by_name(syst
             "best_of: does not go with beam": {"beam": BeamSearch(width=2), "best_of": 2},
             "best_of: is 2; must be 3": {"n": 3, "best_of": 2},
             "best_of: is 129": {"best_of": 129},
+            "prompt_logprobs: does not go with best_of": {"best_of": 2, "prompt_logprobs": 0},
+            "prompt_logprobs: does not go with beam": {"beam": BeamSearch(width=2), "prompt_logprobs": 0},
             "stop.max_tokens: is 100": {"beam": BeamSearch(width=8), "max_tokens": 100},
         }.items():
             with pytest.raises(InvalidRequestError, match=field):
@@ -182,12 +184,12 @@ async def test_the_best_samples_are_those_whose_log_probabilities_add_up_to_most
         every = await client.complete_samples(call.prompt, n=6, logprobs=1, **options)
         totals = [sum(entry.logprob for entry in whole.logprobs) for whole in every]
         order = sorted(range(6), key=lambda i: -totals[i])
-        best = await client.complete_samples(call.prompt, n=2, best_of=6, **options)
+        best = await client.complete_samples(call.prompt, n=2, best_of=6, echo=True, **options)
         messages = [message async for message in client.generate(call.prompt, n=2, best_of=6, logprobs=1, **options)]
         assert (await idle_load(client)).used_blocks == 0
     assert [whole.token_ids for whole in best] == [every[i].token_ids for i in order[:2]]
     assert [whole.score for whole in best] == [pytest.approx(totals[i]) for i in order[:2]]
-    assert all(whole.logprobs == [] for whole in best)
+    assert all(whole.logprobs == [] and whole.prompt_token_ids == call.prompt for whole in best)
     assert [(m.index, list(m.token_ids)) for m in messages] == [(i, best[i].token_ids) for i in range(2)]
     assert all(len(message.logprobs) == 12 for message in messages)
 
