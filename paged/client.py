@@ -6,6 +6,7 @@ async with Client("127.0.0.1:50051") as client:
 """
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -95,6 +96,10 @@ class Options(TypedDict, total=False):
     n: int
     beam: inference_pb2.BeamSearch
     best_of: int
+    json_schema: str | Mapping[str, Any]  # Of these four, one: fields of `Grammar`.
+    regex: str
+    choice: Sequence[str]
+    lark: str
     model: str
     request_id: str
     timeout_s: float  # The call's deadline.
@@ -261,6 +266,7 @@ def generate_request(prompt: Prompt, **options: Unpack[Options]) -> inference_pb
             token_ids=given.get("stop_token_ids", ()),
         ),
         **_picked({name: given[name] for name in OWN_FIELDS if name in given}, inference_pb2.GenerateRequest),
+        grammar=_grammar(given),
     )
     if isinstance(prompt, str):
         request.text = prompt
@@ -276,6 +282,23 @@ _AS_MESSAGES: dict[str, Callable[[Any], list[Message]]] = {
     "logit_bias": lambda biases: [inference_pb2.LogitBias(token_id=i, bias=bias) for i, bias in biases.items()],
     "bad_token_sequences": lambda sequences: [inference_pb2.TokenIds(ids=ids) for ids in sequences],
 }
+
+
+def _grammar(given: Mapping[str, Any]) -> inference_pb2.Grammar | None:
+    kinds = [name for name in inference_pb2.Grammar.DESCRIPTOR.fields_by_name if name in given]
+    if len(kinds) > 1:
+        raise TypeError(f"{' and '.join(kinds)}: a request has one grammar")
+    if not kinds:
+        return None
+    (kind,) = kinds
+    value = given[kind]
+    if kind == "json_schema" and not isinstance(value, str):
+        value = json.dumps(value)
+    if kind == "choice":
+        if isinstance(value, str):
+            raise TypeError("choice: takes a sequence of strings")
+        value = inference_pb2.Choice(options=value)
+    return inference_pb2.Grammar(**_picked({kind: value}, inference_pb2.Grammar))
 
 
 def _converted(name: str, convert: Callable[[Any], list[Message]], value: Any) -> list[Message]:

@@ -8,6 +8,7 @@ from scheduler_svc.core.sequence import EndReason, Sequence
 from scheduler_svc.errors import PagedError, RequestAborted, RequestFailed
 from scheduler_svc.preface import Preface
 from scheduler_svc.requests import Delta, Finish, Usage
+from scheduler_svc.text.grammars import Matcher
 from scheduler_svc.text.text_stream import TextStream
 
 Outcome = Literal["finished", "cancelled", "failed"]
@@ -27,6 +28,8 @@ class Answer:
         self._preface = Preface(sequence, echo) if Preface.wanted(sequence, echo) else None
         self.has_news = False  # for `next_delta`
         self.is_dirty = False  # in the engine's queue of answers with new tokens
+        self.matcher: Matcher | None = None  # where it has a grammar
+        self._num_followed = 0  # output tokens that the matcher has seen
         self._text_stream = text_stream
         self._num_taken = 0  # output tokens that belong to the answer so far
         self._num_sent = 0  # of these, in a delta already
@@ -59,8 +62,17 @@ class Answer:
             self._text.append(piece.text)
             self._num_taken += at_end_token
             by_token = at_end_token and piece.stop_string is None
-            self._end(Finish(sequence.token_ids[-1] if by_token else None, piece.stop_string))
+            complete = sequence.end_reason is EndReason.COMPLETE and piece.stop_string is None
+            self._end(Finish(sequence.token_ids[-1] if by_token else None, piece.stop_string, complete))
         self._tell()
+
+    def follow_grammar(self) -> bytes | None:
+        """The mask for its next token; None where its grammar allows none. Raises GrammarStuck."""
+        if self.matcher is None:
+            raise RuntimeError(f"{self.sequence.request_id}: an answer without a grammar needs no mask")
+        new_ids = self.sequence.token_ids[self.sequence.num_prompt + self._num_followed :]
+        self._num_followed += len(new_ids)
+        return self.matcher.follow(new_ids)
 
     @property
     def is_over(self) -> bool:

@@ -31,8 +31,11 @@ class Listener(Protocol):
         """A session has begun; `hopeless` have ended because they can never fit its lease. Raises SessionLost if the
         executor cannot be worked with. Plans go on meanwhile."""
 
+    def on_tokens(self, applied: Applied) -> None:
+        """A result was taken in, and the next plan is made right after this."""
+
     def on_applied(self, applied: Applied) -> None:
-        """A result was taken in."""
+        """A result was taken in, and the next plan has been sent."""
 
     def on_lost(self, ran: list[Sequence]) -> None:
         """The session is over; `ran` wait to be computed anew."""
@@ -182,6 +185,7 @@ class Driver:
                 wanted = [sequence.sampling.logprobs for sequence in record.sequences]
             scored = [(s.count, s.sequence.sampling.prompt_logprobs or 0) for s in record.scored]
             applied = self._scheduler.apply(decode_result(message, wanted, scored))
+            self._listener.on_tokens(applied)
         except Exception as error:  # as in _plan
             log.exception("result_failed", step=message.step)
             session.end(f"result failed: {type(error).__name__}")

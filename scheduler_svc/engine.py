@@ -33,6 +33,7 @@ from scheduler_svc.errors import (
     RequestFailed,
     Unavailable,
 )
+from scheduler_svc.grammar_masks import GrammarMasks
 from scheduler_svc.link.session import ExecutorSession, LinkOptions
 from scheduler_svc.requests import BeamOptions, Delta, GenerationRequest
 from scheduler_svc.samples import Samples
@@ -69,6 +70,9 @@ class Engine:
         self._dirty: deque[Answer] = deque()
         self._counts: dict[Outcome, int] = {"finished": 0, "cancelled": 0, "failed": 0}
         self._suspects = Suspects(settings.max_losses)
+        self._masks = GrammarMasks(
+            self._scheduler, settings.max_grammar_s, fail=self._fail_sequence, wake=self._driver.wake
+        )
         self._is_stopping = False
         self.model: pb.ModelFacts | None = None
 
@@ -76,9 +80,12 @@ class Engine:
 
     async def run(self) -> None:
         """Drive the executor until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._driver.run())
-            tasks.create_task(self._give_up_waiting())
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._driver.run())
+                tasks.create_task(self._give_up_waiting())
+        finally:
+            self._masks.close()
 
     def stop(self) -> None:
         """Take no new requests; those that run go on."""
@@ -127,6 +134,9 @@ class Engine:
         echo = await self._text.detokenize(request.prompt_ids, True) if request.echo else None
         samples = self._open(request, echo)
         try:
+            if request.grammar is not None and self.model is not None:
+                tokenizer, vocab_size = self._text.tokenizer, self.model.vocab_size
+                await self._masks.begin(request.grammar, samples.answers, tokenizer, vocab_size)
             await self._submit(samples.first)
             while not samples.are_finished:
                 yield await samples.next_delta()
@@ -279,6 +289,9 @@ class Engine:
         samples.fail(error)
         self._driver.wake()
 
+    def _fail_sequence(self, sequence: Sequence, error: PagedError) -> None:
+        self._fail(self._requests[sequence.request_id], error)
+
     def _forget(self, request_id: str, samples: Samples) -> None:
         """The client has its last message, or has gone."""
         del self._requests[request_id]
@@ -307,6 +320,9 @@ class Engine:
         await self._text.load(attached.tokenizer_hash, session)
         self.model = attached.model
         log.info("serving", model=self.model.name, architecture=self.model.architecture)
+
+    def on_tokens(self, applied: Applied) -> None:
+        self._masks.on_tokens(applied.updated)
 
     def on_applied(self, applied: Applied) -> None:
         self._suspects.note_tokens(applied.updated)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from scheduler_svc.core.beam import EarlyStopping
 from scheduler_svc.core.sequence import Sampling, TokenLogprobs
+from scheduler_svc.text.grammars import Grammar
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class GenerationRequest:
     cache_salt: str = ""
     num_samples: int = 1
     echo: bool = False
+    grammar: Grammar | None = None
     beam: "BeamOptions | None" = None
     best_of: int | None = None
 
@@ -40,14 +42,15 @@ class BeamOptions:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """How an answer ended. One of the two is set where it ended by a match; neither where it ended by length."""
+    """How an answer ended. One of the three is set, unless it ended by length."""
 
     token_id: int | None = None
     stop_string: str | None = None
+    complete: bool = False  # its grammar allows nothing more
 
     @property
     def by_length(self) -> bool:
-        return self.token_id is None and self.stop_string is None
+        return self.token_id is None and self.stop_string is None and not self.complete
 
 
 @dataclass(frozen=True, slots=True)

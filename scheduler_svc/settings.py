@@ -92,6 +92,9 @@ class SchedulerSettings(BaseSettings):
         default=20, ge=0, le=1024, description="Most alternatives that a request may ask for per token."
     )
     max_samples: int = Field(default=128, ge=1, le=4096, description="Most samples (n) that a request may ask for.")
+    max_grammar_s: PositiveSeconds = Field(
+        default=2.0, description="Seconds that the compilation of a request's grammar may take; one at a time is tried."
+    )
     max_request_s: PositiveSeconds = Field(
         default=3600.0,
         description="Seconds after which a request ends with DEADLINE_EXCEEDED, whatever its own deadline.",

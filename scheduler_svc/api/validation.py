@@ -13,6 +13,7 @@ from itertools import islice
 
 from paged.v1 import executor_pb2, inference_pb2
 from scheduler_svc.api.choosing import beam_options, choosing_violations
+from scheduler_svc.api.grammar import grammar_of, grammar_violations
 from scheduler_svc.api.token_rules import Spellings, rule_violations, token_rules
 from scheduler_svc.core.sequence import Sampling
 from scheduler_svc.errors import FieldViolation, InvalidRequest, ModelNotFound
@@ -102,6 +103,7 @@ def check_generate(request: inference_pb2.GenerateRequest, limits: Limits, *, ha
     violations += _extent_violations(request, limits)
     if request.HasField("n") and not 1 <= request.n <= limits.max_samples:
         violations.append(FieldViolation("n", f"is {request.n}; must be 1 to {limits.max_samples}"))
+    violations += grammar_violations(request)
     if (size := len(request.cache_salt.encode())) > MAX_CACHE_SALT_BYTES:
         violations.append(FieldViolation("cache_salt", f"has {size} bytes, above the limit of {MAX_CACHE_SALT_BYTES}"))
     _raise_if_any(violations)
@@ -171,6 +173,7 @@ def generation_request(
         num_samples=request.n if request.HasField("n") else 1,
         beam=beam_options(request),
         best_of=request.best_of if request.HasField("best_of") else None,
+        grammar=grammar_of(request),
     )
 
 

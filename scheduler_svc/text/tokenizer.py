@@ -49,6 +49,10 @@ class Tokenizer:
         """Entries of the vocabulary, added tokens included. A model's logits may have more columns than that."""
         return self._library.get_vocab_size(with_added_tokens=True)
 
+    def to_json(self) -> str:
+        """As tokenizer.json has it, with the tokens that were added to that."""
+        return self._library.to_str()
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The text's ids, with what the tokenizer puts at the ends of a text by itself (a begin token, say).
 

@@ -1,0 +1,109 @@
+"""Gives each answer that has a grammar the mask for its next token: at its begin, and after each of its tokens."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from scheduler_svc.answer import Answer
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.sequence import Sequence, State
+from scheduler_svc.errors import FieldViolation, InvalidRequest, PagedError, RequestFailed
+from scheduler_svc.text.grammar_check import GrammarCheck
+from scheduler_svc.text.grammars import Grammar, Grammars, GrammarStuck, Matcher, UnusableGrammar
+from scheduler_svc.text.tokenizer import Tokenizer
+
+SLICE_S = 0.002  # of the event loop for masks before the next plan is made; who comes later is in a later plan
+
+
+class GrammarMasks:
+    """`fail` ends the request of a sequence with an error; `wake` is called when masks have come after a plan."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        limit_s: float,
+        *,
+        fail: Callable[[Sequence, PagedError], None],
+        wake: Callable[[], None],
+    ) -> None:
+        self._scheduler = scheduler
+        self._check = GrammarCheck(limit_s)
+        self._grammars: Grammars | None = None
+        self._fail, self._wake = fail, wake
+        self._waiting: deque[Sequence] = deque()  # for their masks
+        self._has_any = False  # until the first grammar, nobody is looked at
+
+    def close(self) -> None:
+        self._check.close()
+
+    async def begin(self, grammar: Grammar, answers: list[Answer], tokenizer: Tokenizer, vocab_size: int) -> None:
+        """Bind answers that are not submitted yet to the grammar. Raises InvalidRequest."""
+        grammars = self._grammars
+        if grammars is None or grammars.tokenizer is not tokenizer or grammars.vocab_size != vocab_size:
+            grammars = self._grammars = Grammars(tokenizer, vocab_size)
+        if not grammars.knows(grammar) and (problem := await self._check.problem_with(grammar)) is not None:
+            raise _refused(grammar, problem)
+        ends = answers[0].sequence.end_token_ids
+        try:
+            matcher, mask = await asyncio.to_thread(_begun, grammars, grammar, ends)
+        except (UnusableGrammar, GrammarStuck) as error:
+            raise _refused(grammar, str(error)) from error
+        self._has_any = True
+        for answer in answers:
+            answer.matcher = matcher.copy()
+            answer.sequence.masked = True
+            self._scheduler.allow(answer.sequence, mask)
+
+    def on_tokens(self, updated: Iterable[Sequence]) -> None:
+        """These have got tokens. Masks that cannot be made in a slice of time are made after the next plan."""
+        if self._has_any:
+            self._waiting.extend(sequence for sequence in updated if sequence.needs_mask)
+            self._give()
+
+    def _give(self) -> bool:
+        """Whether a sequence has got its mask."""
+        gave, end = False, time.perf_counter() + SLICE_S
+        while self._waiting:
+            sequence = self._waiting.popleft()
+            if sequence.needs_mask and sequence.state is not State.ENDED:
+                self._give_one(sequence)
+                gave = True
+            if self._waiting and time.perf_counter() > end:
+                asyncio.get_running_loop().call_soon(self._give_later)
+                break
+        return gave
+
+    def _give_later(self) -> None:
+        if self._give():
+            self._wake()
+
+    def _give_one(self, sequence: Sequence) -> None:
+        answer: Answer = sequence.owner
+        try:
+            mask = answer.follow_grammar()
+        except GrammarStuck as error:
+            self._fail(sequence, RequestFailed(f"the grammar leads no further: {_one_line(str(error))}"))
+            return
+        if mask is None:
+            self._scheduler.complete(sequence)
+        else:
+            self._scheduler.allow(sequence, mask)
+
+
+def _begun(grammars: Grammars, grammar: Grammar, end_token_ids: tuple[int, ...]) -> tuple[Matcher, bytes]:
+    """A matcher at the beginning, and its first mask. Raises UnusableGrammar, GrammarStuck."""
+    matcher = grammars.matcher(grammar, end_token_ids)
+    mask = matcher.follow(())
+    if mask is None:
+        raise UnusableGrammar("it allows nothing but the empty text")
+    return matcher, mask
+
+
+def _refused(grammar: Grammar, problem: str) -> InvalidRequest:
+    return InvalidRequest(FieldViolation(f"grammar.{grammar.kind}", _one_line(problem)))
+
+
+def _one_line(text: str) -> str:
+    """The library's complaints draw pictures below their first line."""
+    return text.partition("\n")[0]

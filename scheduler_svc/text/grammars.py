@@ -1,0 +1,130 @@
+"""Grammars: which tokens may come next, so that the text becomes one that the grammar allows.
+
+The library is llguidance. It is imported with the first grammar, so that who has none does not pay for it.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler_svc.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import llguidance
+
+MAX_KEPT = 64  # compiled grammars, least recently used first
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """`kind` is a field of the message `Grammar` of inference.proto; `source` its value, a tuple for `choice`."""
+
+    kind: str
+    source: str | tuple[str, ...]
+
+
+class UnusableGrammar(Exception):
+    """The grammar cannot be compiled for the model's tokens."""
+
+
+class GrammarStuck(Exception):
+    """No token can follow, or to find out which has become too complex."""
+
+
+class Matcher:
+    """One answer's place in its grammar. Made by `Grammars.matcher`."""
+
+    def __init__(
+        self, matcher: "llguidance.LLMatcher", text_ids: NDArray[np.uint8], end_ids: NDArray[np.uint8]
+    ) -> None:
+        self._matcher = matcher
+        self._text_ids, self._end_ids = text_ids, end_ids
+
+    def copy(self) -> "Matcher":
+        """Another one at the same place."""
+        return Matcher(self._matcher.deep_copy(), self._text_ids, self._end_ids)
+
+    def follow(self, ids: Sequence[int]) -> bytes | None:
+        """Go on by these tokens; the mask of what may come next, as in `StepPlan.masks`, or None where nothing may.
+
+        Raises GrammarStuck.
+        """
+        if ids and not self._matcher.consume_tokens(list(ids)):
+            raise GrammarStuck(self._matcher.get_error())
+        mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)[: len(self._text_ids)] & self._text_ids
+        if self._matcher.is_error():
+            raise GrammarStuck(self._matcher.get_error())
+        accepting = self._matcher.is_accepting()
+        if not mask.any():
+            if accepting:
+                return None
+            raise GrammarStuck("no token of the model can follow")
+        return (mask | self._end_ids if accepting else mask).tobytes()
+
+
+class Grammars:
+    """Compiles grammars for one model's tokens. Safe to use from several threads at once."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self.tokenizer = tokenizer
+        self.vocab_size = vocab_size
+        self._lock = threading.Lock()
+        self._tokens: llguidance.LLTokenizer | None = None
+        self._compiled: OrderedDict[Grammar, llguidance.LLMatcher] = OrderedDict()
+
+    def knows(self, grammar: Grammar) -> bool:
+        """Whether it has been compiled, and is kept."""
+        with self._lock:
+            return grammar in self._compiled
+
+    def matcher(self, grammar: Grammar, end_token_ids: Iterable[int]) -> Matcher:
+        """At the beginning of a text that these tokens end. Compiles where need be: a second for the first one of a
+        large vocabulary, then milliseconds. Raises UnusableGrammar."""
+        with self._lock:
+            compiled = self._compiled.pop(grammar, None) or self._compile(grammar)
+            self._compiled[grammar] = compiled
+            if len(self._compiled) > MAX_KEPT:
+                self._compiled.popitem(last=False)
+            matcher = compiled.deep_copy()
+            ends = self._bits(end_token_ids)
+            return Matcher(matcher, ~ends & ~self._bits(self._library_tokens().eos_tokens) & self._all_ids(), ends)
+
+    def _compile(self, grammar: Grammar) -> "llguidance.LLMatcher":
+        import llguidance
+
+        from scheduler_svc.text.grammar_worker import grammar_of, limits
+
+        try:
+            source = grammar_of(grammar.kind, grammar.source)
+        except ValueError as error:
+            raise UnusableGrammar(str(error)) from error
+        compiled = llguidance.LLMatcher(self._library_tokens(), source, log_level=0, limits=limits())
+        if compiled.is_error():
+            raise UnusableGrammar(compiled.get_error())
+        return compiled
+
+    def _library_tokens(self) -> "llguidance.LLTokenizer":
+        if self._tokens is None:
+            import llguidance
+
+            # Which tokens end a text is each request's own affair.
+            size = max(self.vocab_size, self.tokenizer.vocab_size)
+            try:
+                self._tokens = llguidance.LLTokenizer(self.tokenizer.to_json(), n_vocab=size)
+            except ValueError as error:
+                reason = f"the model's tokenizer is of a kind that grammars cannot be used with: {error}"
+                raise UnusableGrammar(reason) from error
+        return self._tokens
+
+    def _all_ids(self) -> NDArray[np.uint8]:
+        return self._bits(range(self.vocab_size))
+
+    def _bits(self, ids: Iterable[int]) -> NDArray[np.uint8]:
+        bits = np.zeros(-(-self.vocab_size // 32) * 32, np.bool_)
+        bits[[i for i in ids if i < self.vocab_size]] = True
+        return np.packbits(bits, bitorder="little")

@@ -1,0 +1,96 @@
+"""Grammars are tried in a process of their own: what is wrong is told, and what is too much ends there."""
+
+import asyncio
+
+import pytest
+
+from scheduler_svc.text.grammar_check import GrammarCheck
+from scheduler_svc.text.grammars import Grammar
+
+SLOW = Grammar("json_schema", '{"type": "integer", "multipleOf": 999983}')  # an automaton of a million states
+GOOD = Grammar("regex", "a+")
+
+
+@pytest.fixture
+async def check():
+    check = GrammarCheck(30)
+    yield check
+    check.close()
+
+
+def nested(depth: int) -> str:
+    return '{"type":"array","items":' * depth + "{}" + "}" * depth
+
+
+@pytest.mark.parametrize(
+    ("grammar", "problem"),
+    [
+        (GOOD, None),
+        (Grammar("choice", ("a", 'b"', "\n\\", "\x7f😀")), None),
+        (Grammar("lark", 'start: "a"'), None),
+        (Grammar("json_schema", "{}"), None),
+        (Grammar("regex", "a("), "regex"),
+        (Grammar("regex", "(?=a)a"), "regex"),
+        (Grammar("regex", "(" * 5000 + "a" + ")" * 5000), "regex"),
+        (Grammar("regex", r"x[^\s\S]"), "nothing can satisfy it"),
+        (Grammar("regex", "()"), "nothing but the empty text"),
+        (Grammar("json_schema", "{"), "EOF"),
+        (Grammar("json_schema", "3"), "object"),
+        (Grammar("json_schema", '{"type": "nope"}'), "nope"),
+        (Grammar("json_schema", '{"enum": []}'), "Unsatisfiable"),
+        (Grammar("json_schema", '{"type": "integer", "minimum": 5, "maximum": 4}'), "Unsatisfiable"),
+        (Grammar("json_schema", '{"$ref": "#"}'), "nothing can satisfy it"),
+        (Grammar("json_schema", '{"$ref": "http://127.0.0.1:9/x.json"}'), "not present"),
+        (Grammar("json_schema", '{"$ref": "file:///etc/hostname"}'), "not present"),
+        (Grammar("json_schema", nested(5000)), "recursion"),
+        (Grammar("lark", "start: start"), "nothing can satisfy it"),
+        (Grammar("lark", 'other: "a"'), "start"),
+        (Grammar("lark", "start: " + "(" * 20000 + '"a"' + ")" * 20000), "nested"),
+        (Grammar("lark", 'start: "a" <end>'), "special token"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+async def test_what_cannot_be_used_is_told(check, grammar, problem):
+    found = await check.problem_with(grammar)
+    assert found is None if problem is None else found is not None and problem in found
+
+
+async def test_what_takes_too_long_is_ended_and_the_next_is_looked_at_as_ever():
+    check = GrammarCheck(0.6)
+    assert await check.problem_with(GOOD) is None
+    many = asyncio.gather(check.problem_with(SLOW), check.problem_with(GOOD))
+    too_slow, good = await many
+    assert too_slow is not None
+    assert "takes more than 0.6 s" in too_slow
+    assert good is None
+    check.close()
+
+
+async def test_a_worker_that_dies_idle_is_replaced_and_one_that_dies_over_a_grammar_ends_that_alone(check):
+    assert await check.problem_with(GOOD) is None
+    check._worker.kill()
+    check._worker.wait()
+    assert await check.problem_with(GOOD) is None
+    asked = asyncio.ensure_future(check.problem_with(SLOW))
+    killed = set()
+    while not asked.done():
+        await asyncio.sleep(0.01)
+        if check._worker is not None and check._worker.pid not in killed:
+            killed.add(check._worker.pid)
+            check._worker.kill()
+    assert "memory" in await asked
+    assert len(killed) == 2, "tried once more"
+    assert await check.problem_with(GOOD) is None
+
+
+async def test_whoever_gives_up_leaves_no_answer_to_the_next(check):
+    assert await check.problem_with(GOOD) is None
+    asked = asyncio.ensure_future(check.problem_with(SLOW))
+    while not check._turn.locked():
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.01)
+    asked.cancel()
+    await asyncio.wait([asked])
+    assert asked.cancelled()
+    assert await check.problem_with(GOOD) is None
+    assert await check.problem_with(Grammar("regex", "a(")) is not None
