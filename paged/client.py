@@ -61,6 +61,9 @@ OWN_FIELDS = (
     "n",
     "beam",
     "best_of",
+    "priority",
+    "tenant",
+    "prefix_cache_bypass",
 )
 
 Prompt = str | Sequence[int] | inference_pb2.Chat
@@ -93,6 +96,9 @@ class Options(TypedDict, total=False):
     echo: bool
     truncate_prompt_tokens: int
     cache_salt: str
+    prefix_cache_bypass: bool
+    priority: int
+    tenant: str
     n: int
     beam: inference_pb2.BeamSearch
     best_of: int
@@ -233,6 +239,21 @@ class Client:
         """End these requests; returns those that were found."""
         request = control_pb2.AbortRequest(request_ids=request_ids)
         return list((await self._answer(self._control.Abort(request))).request_ids)
+
+    async def flush_prefix_cache(self) -> int:
+        """Forget all cached prefixes; returns the number of their blocks."""
+        return (await self._answer(self._control.FlushPrefixCache(control_pb2.FlushPrefixCacheRequest()))).blocks
+
+    async def watch_prefix_cache(self) -> AsyncGenerator[control_pb2.WatchPrefixCacheResponse, None]:
+        """Which prefixes are cached, and each change from then on; see control.proto. Ends when the loop is left."""
+        call = self._control.WatchPrefixCache(control_pb2.WatchPrefixCacheRequest())
+        try:
+            async for message in call:
+                yield message
+        except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
+            raise await _translated(call, error) from None
+        finally:
+            call.cancel()
 
     async def _answer(self, call: Any) -> Any:
         try:

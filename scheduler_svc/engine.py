@@ -16,8 +16,10 @@ from paged.v1 import control_pb2
 from paged.v1 import executor_pb2 as pb
 from scheduler_svc.answer import Answer, Outcome
 from scheduler_svc.best_of import BestOf
+from scheduler_svc.core.admission import AdmissionQueue
 from scheduler_svc.core.beam import BeamParameters, BeamSearch
 from scheduler_svc.core.beam_group import BeamGroup
+from scheduler_svc.core.cache_events import CacheEvents, Told, TooManyFollowers
 from scheduler_svc.core.prefix import prefix_hashes
 from scheduler_svc.core.results import Applied
 from scheduler_svc.core.scheduler import Scheduler
@@ -31,6 +33,7 @@ from scheduler_svc.errors import (
     QueueFull,
     RequestAborted,
     RequestFailed,
+    TooManyWatchers,
     Unavailable,
 )
 from scheduler_svc.grammar_masks import GrammarMasks
@@ -46,6 +49,8 @@ from scheduler_svc.text.text_stream import TextStream
 SLICE_S = 0.002  # of the event loop for answers before links and calls get their turn
 LONG_PROMPT_TOKENS = 4096  # hashed in a worker thread
 RETRY_AFTER_S = 1.0
+MAX_TOLD_EVENTS = 8192  # of the prefix cache, in one message
+EVENTS_PAUSE_S = 0.02  # between messages about the prefix cache, so that one tells many
 
 log = structlog.get_logger()
 
@@ -55,8 +60,13 @@ class Engine:
 
     def __init__(self, settings: SchedulerSettings) -> None:
         self._settings = settings
+        self._cache_events = CacheEvents(settings.max_cache_watchers, settings.max_cache_events)
         self._scheduler = Scheduler(
-            prefix_caching=settings.prefix_caching, watermark=settings.watermark, longest=settings.max_model_len
+            prefix_caching=settings.prefix_caching,
+            watermark=settings.watermark,
+            longest=settings.max_model_len,
+            queue=AdmissionQueue(settings.tenant_weights, settings.ageing_tokens),
+            cache_events=self._cache_events,
         )
         options = LinkOptions(
             endpoint=settings.executor_endpoint,
@@ -149,6 +159,30 @@ class Engine:
             self._fail(self._requests[request_id], RequestAborted("ended through the control service"))
         return found
 
+    def flush_prefix_cache(self) -> int:
+        num_blocks = self._scheduler.flush_prefix_cache()
+        log.info("prefix_cache_flushed", blocks=num_blocks)
+        return num_blocks
+
+    async def watch_prefix_cache(self) -> AsyncGenerator[Told, None]:
+        """What is cached, and each change. Raises TooManyWatchers."""
+        news = asyncio.Event()
+        try:
+            follower = self._cache_events.follow(news.set)
+        except TooManyFollowers:
+            raise TooManyWatchers(
+                f"{self._settings.max_cache_watchers} watch the prefix cache, max_cache_watchers is reached"
+            ) from None
+        try:
+            while True:
+                news.clear()
+                while (told := follower.take(MAX_TOLD_EVENTS)) is not None:
+                    yield told
+                await news.wait()
+                await asyncio.sleep(EVENTS_PAUSE_S)
+        finally:
+            follower.close()
+
     def load(self) -> control_pb2.GetLoadResponse:
         core, counters = self._scheduler.state, self._scheduler.state.counters
         pool = core.cache.pool
@@ -216,6 +250,9 @@ class Engine:
             sampling=replace(sampling, index=index, prompt_logprobs=prompt_logprobs),
             end_token_ids=self._end_token_ids(request),
             cache_salt=request.cache_salt,
+            bypass_cache=request.bypass_cache,
+            priority=request.priority,
+            tenant=request.tenant,
         )
         text_stream = TextStream(
             self._text.tokenizer,
@@ -229,7 +266,7 @@ class Engine:
 
     async def _submit(self, sequence: Sequence) -> None:
         """Into the core's queue; a long prompt is hashed first, in a worker thread."""
-        if self._settings.prefix_caching and len(sequence.token_ids) > LONG_PROMPT_TOKENS:
+        if self._settings.prefix_caching and not sequence.bypass_cache and len(sequence.token_ids) > LONG_PROMPT_TOKENS:
             state = self._scheduler.state
             state.stretch(sequence)
             block_size, root = state.hashed_block_size, state.cache_root(sequence)

@@ -39,6 +39,10 @@ class QueueFull(PagedError):
         self.retry_after_s = retry_after_s
 
 
+class TooManyWatchers(PagedError):
+    """Too many watch the prefix cache already (RESOURCE_EXHAUSTED)."""
+
+
 class Unavailable(PagedError):
     """No executor, or shutting down; another scheduler may serve the request (UNAVAILABLE)."""
 

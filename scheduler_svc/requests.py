@@ -24,6 +24,9 @@ class GenerationRequest:
     ignore_eos: bool = False
     include_stop_string: bool = False
     cache_salt: str = ""
+    bypass_cache: bool = False
+    priority: int = 0
+    tenant: str = ""
     num_samples: int = 1
     echo: bool = False
     grammar: Grammar | None = None

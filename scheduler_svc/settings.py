@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationError
-from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict
+from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict, SettingsError
 
 ENV_PREFIX = "PAGED_SCHEDULER_"
 EXIT_BAD_SETTING = 2
@@ -39,6 +39,8 @@ def _new_scheduler_id() -> str:
     return f"scheduler-{uuid.uuid4().hex[:12]}"
 
 
+TenantName = Annotated[str, Field(max_length=128)]
+TenantWeight = Annotated[float, Field(ge=0.001, le=1000, allow_inf_nan=False)]
 PositiveSeconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 
 
@@ -122,7 +124,27 @@ class SchedulerSettings(BaseSettings):
     watermark: float = Field(
         default=0.01, ge=0, le=0.5, description="Share of the blocks that stays free when a new request is admitted."
     )
+    ageing_tokens: int = Field(
+        default=1_000_000,
+        ge=1,
+        le=10**15,
+        description="Tokens served, by weight, after which a waiting request rises by one priority over new ones.",
+    )
+    tenant_weights: dict[TenantName, TenantWeight] = Field(
+        default_factory=dict,
+        max_length=65_536,
+        description="Shares of tenants by name, as JSON or NAME=WEIGHT; those left out have 1.",
+    )
     prefix_caching: bool = Field(default=True, description="Reuse the K/V of prompts that begin alike.")
+    max_cache_watchers: int = Field(
+        default=16, ge=1, le=1024, description="Callers of WatchPrefixCache at once; more are RESOURCE_EXHAUSTED."
+    )
+    max_cache_events: int = Field(
+        default=65_536,
+        ge=1,
+        le=10**7,
+        description="Events kept for a watcher of the prefix cache that is slow; after more it starts anew.",
+    )
 
     keepalive_s: PositiveSeconds = Field(
         default=30.0, description="Seconds between keepalive pings on a quiet connection."
@@ -167,13 +189,22 @@ def parse_settings(arguments: Sequence[str] | None = None) -> SchedulerSettings:
     except ValidationError as error:
         print(_explain(error), file=sys.stderr)
         raise SystemExit(EXIT_BAD_SETTING) from None
+    except SettingsError as error:  # the text of a table that is none: its field's name is in the sentence
+        name = next((name for name in SchedulerSettings.model_fields if name in str(error)), "settings")
+        found = f"{_flag(name)} (or {ENV_PREFIX}{name.upper()}): must be JSON, or NAME=VALUE pairs with commas between"
+        print(f"paged-scheduler: {found}", file=sys.stderr)
+        raise SystemExit(EXIT_BAD_SETTING) from None
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _explain(error: ValidationError) -> str:
     lines = []
     for problem in error.errors(include_url=False, include_context=False):
         name = str(problem["loc"][0]) if problem["loc"] else "settings"
-        flag, variable = f"--{name.replace('_', '-')}", f"{ENV_PREFIX}{name.upper()}"
+        variable = f"{ENV_PREFIX}{name.upper()}"
         message = problem["msg"].removeprefix("Value error, ")
-        lines.append(f"paged-scheduler: {flag} (or {variable}): {message}; got {problem['input']!r}")
+        lines.append(f"paged-scheduler: {_flag(name)} (or {variable}): {message}; got {problem['input']!r}")
     return "\n".join(lines)

@@ -1,11 +1,17 @@
-"""The control service: what is served, how busy it is, and how to stop a request."""
+"""The control service: what is served, how busy it is, how to stop a request, and what becomes of cached prefixes."""
+
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
 
 import grpc.aio
 
 from paged.v1 import control_pb2, control_pb2_grpc
 from scheduler_svc.api.engine_face import Engine
 from scheduler_svc.api.served import served_limits, served_model
+from scheduler_svc.core.cache_events import CLEARED, STORED, Event, Told
 from scheduler_svc.settings import SchedulerSettings
+
+MAX_EVENTS = 8192  # in one message, some 300 kB
 
 
 class ControlServicer(control_pb2_grpc.ControlServiceServicer):
@@ -41,3 +47,35 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         self, request: control_pb2.AbortRequest, context: grpc.aio.ServicerContext
     ) -> control_pb2.AbortResponse:
         return control_pb2.AbortResponse(request_ids=self._engine.abort(list(request.request_ids)))
+
+    async def FlushPrefixCache(
+        self, request: control_pb2.FlushPrefixCacheRequest, context: grpc.aio.ServicerContext
+    ) -> control_pb2.FlushPrefixCacheResponse:
+        return control_pb2.FlushPrefixCacheResponse(blocks=self._engine.flush_prefix_cache())
+
+    async def WatchPrefixCache(
+        self, request: control_pb2.WatchPrefixCacheRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncGenerator[control_pb2.WatchPrefixCacheResponse, None]:
+        async with aclosing(self._engine.watch_prefix_cache()) as told_anything:
+            async for told in told_anything:
+                for message in _messages(told):
+                    yield message
+
+
+def _messages(told: Told) -> Iterator[control_pb2.WatchPrefixCacheResponse]:
+    for begin in range(0, max(len(told.events), 1), MAX_EVENTS):
+        yield control_pb2.WatchPrefixCacheResponse(
+            number=told.number,
+            starts_anew=told.starts_anew and begin == 0,
+            missed=told.num_missed if begin == 0 else 0,
+            events=map(_event, told.events[begin : begin + MAX_EVENTS]),
+        )
+
+
+def _event(event: Event) -> control_pb2.PrefixCacheEvent:
+    kind, digest = event
+    if kind == CLEARED:
+        return control_pb2.PrefixCacheEvent(cleared=control_pb2.PrefixCacheEvent.Cleared())
+    if kind == STORED:
+        return control_pb2.PrefixCacheEvent(stored=digest)
+    return control_pb2.PrefixCacheEvent(removed=digest)

@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator
 from typing import Protocol
 
 from paged.v1 import control_pb2, executor_pb2
+from scheduler_svc.core.cache_events import Told
 from scheduler_svc.requests import Delta, GenerationRequest
 
 
@@ -38,5 +39,11 @@ class Engine(Protocol):
 
     def abort(self, request_ids: list[str]) -> list[str]:
         """End these requests with `RequestAborted`; returns those that were found."""
+
+    def flush_prefix_cache(self) -> int:
+        """Forget all cached prefixes; returns the number of their blocks."""
+
+    def watch_prefix_cache(self) -> AsyncGenerator[Told, None]:
+        """What is cached, then each change; raises TooManyWatchers."""
 
     def load(self) -> control_pb2.GetLoadResponse: ...

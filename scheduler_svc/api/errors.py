@@ -28,6 +28,7 @@ CODES: dict[type[errors.PagedError], tuple[grpc.StatusCode, str]] = {
     errors.ModelNotFound: (grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND"),
     errors.DuplicateRequest: (grpc.StatusCode.ALREADY_EXISTS, "DUPLICATE_REQUEST"),
     errors.QueueFull: (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
+    errors.TooManyWatchers: (grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_WATCHERS"),
     errors.Unavailable: (grpc.StatusCode.UNAVAILABLE, "UNAVAILABLE"),
     errors.RequestAborted: (grpc.StatusCode.CANCELLED, "REQUEST_ABORTED"),
     errors.RequestFailed: (grpc.StatusCode.INTERNAL, "REQUEST_FAILED"),

@@ -22,6 +22,8 @@ from scheduler_svc.settings import SchedulerSettings
 
 MAX_REQUEST_ID_CHARS = 128
 MAX_CACHE_SALT_BYTES = 256
+MAX_TENANT_CHARS = 128
+MAX_PRIORITY = 10  # and as much below 0
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_BYTES = 1024
 MAX_STOP_TOKEN_IDS = 64
@@ -93,7 +95,8 @@ def check_generate(request: inference_pb2.GenerateRequest, limits: Limits, *, ha
     """Raises ModelNotFound, or InvalidRequest with every violation that shows before the prompt is tokenized."""
     check_model(request.model, limits)
     violations = [
-        *_request_id_violations(request.request_id),
+        *_name_violations("request_id", request.request_id, MAX_REQUEST_ID_CHARS),
+        *_name_violations("tenant", request.tenant, MAX_TENANT_CHARS),
         *_prompt_violations(request, limits, has_chat_template),
         *_sampling_violations(request.sampling),
         *rule_violations(request.sampling, limits.vocab_size),
@@ -104,6 +107,9 @@ def check_generate(request: inference_pb2.GenerateRequest, limits: Limits, *, ha
     if request.HasField("n") and not 1 <= request.n <= limits.max_samples:
         violations.append(FieldViolation("n", f"is {request.n}; must be 1 to {limits.max_samples}"))
     violations += grammar_violations(request)
+    if abs(request.priority) > MAX_PRIORITY:
+        allowed = f"[{-MAX_PRIORITY}, {MAX_PRIORITY}]"
+        violations.append(FieldViolation("priority", f"is {request.priority}; must be in {allowed}"))
     if (size := len(request.cache_salt.encode())) > MAX_CACHE_SALT_BYTES:
         violations.append(FieldViolation("cache_salt", f"has {size} bytes, above the limit of {MAX_CACHE_SALT_BYTES}"))
     _raise_if_any(violations)
@@ -170,6 +176,9 @@ def generation_request(
         include_stop_string=stop.include_stop_string,
         cache_salt=request.cache_salt,
         echo=request.echo,
+        bypass_cache=request.prefix_cache_bypass,
+        priority=request.priority,
+        tenant=request.tenant,
         num_samples=request.n if request.HasField("n") else 1,
         beam=beam_options(request),
         best_of=request.best_of if request.HasField("best_of") else None,
@@ -196,13 +205,11 @@ def _sampling(request: inference_pb2.GenerateRequest, limits: Limits, spellings:
     )
 
 
-def _request_id_violations(request_id: str) -> list[FieldViolation]:
-    if len(request_id) > MAX_REQUEST_ID_CHARS:
-        return [
-            FieldViolation("request_id", f"has {len(request_id)} characters, above the limit of {MAX_REQUEST_ID_CHARS}")
-        ]
-    if not (request_id.isascii() and request_id.isprintable()):
-        return [FieldViolation("request_id", "holds a character that is not printable ASCII")]
+def _name_violations(field: str, name: str, most_chars: int) -> list[FieldViolation]:
+    if len(name) > most_chars:
+        return [FieldViolation(field, f"has {len(name)} characters, above the limit of {most_chars}")]
+    if not (name.isascii() and name.isprintable()):
+        return [FieldViolation(field, "holds a character that is not printable ASCII")]
     return []
 
 

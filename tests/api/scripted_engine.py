@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 
 from paged.v1 import control_pb2, executor_pb2
+from scheduler_svc.core.cache_events import Told
 from scheduler_svc.core.sequence import TokenLogprobs
 from scheduler_svc.requests import Delta, Finish, GenerationRequest, Usage
 
@@ -49,6 +50,7 @@ class ScriptedEngine:
     tokenize_error: Exception | None = None
     submitted: list[GenerationRequest] = field(default_factory=list)
     live: set[str] = field(default_factory=set)
+    told: list[Told] = field(default_factory=list)
     ended: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
 
     async def tokenize(self, text: str, *, bounded: bool = True) -> list[int]:
@@ -82,6 +84,13 @@ class ScriptedEngine:
 
     def abort(self, request_ids: list[str]) -> list[str]:
         return [request_id for request_id in request_ids if request_id in self.live]
+
+    def flush_prefix_cache(self) -> int:
+        return 7
+
+    async def watch_prefix_cache(self) -> AsyncGenerator[Told, None]:
+        for told in self.told:
+            yield told
 
     def load(self) -> control_pb2.GetLoadResponse:
         return control_pb2.GetLoadResponse(running_sequences=len(self.live), executor_attached=self.ready)

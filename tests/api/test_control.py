@@ -6,6 +6,7 @@ import pytest
 
 from paged.client import Client
 from paged.v1 import control_pb2
+from scheduler_svc.core.cache_events import CLEARED, REMOVED, STORED, Told
 from scheduler_svc.settings import SchedulerSettings
 from tests.api.scripted_engine import ANSWER, ScriptedEngine, forever
 
@@ -49,3 +50,30 @@ async def test_load_and_abort_reach_the_engine(client: Client, engine: ScriptedE
     await answer.aclose()
     await asyncio.wait_for(engine.ended.get(), 5)
     assert (await client.load()).running_sequences == 0
+
+
+async def test_the_prefix_cache_is_flushed(client: Client) -> None:
+    assert await client.flush_prefix_cache() == 7
+
+
+async def test_a_watcher_is_told_what_is_cached_in_messages_of_bounded_size_and_then_each_change(
+    client: Client, engine: ScriptedEngine
+) -> None:
+    digests = [i.to_bytes(32) for i in range(10_000)]
+    engine.told = [
+        Told(4, [(STORED, digest) for digest in digests], starts_anew=True, num_missed=3),
+        Told(7, [(STORED, b"a"), (REMOVED, b"b"), (CLEARED, b"")]),
+        Told(7, [], starts_anew=True),
+    ]
+    messages = [message async for message in client.watch_prefix_cache()]
+    first, rest, changes, nothing = messages
+    assert [event.stored for event in (*first.events, *rest.events)] == digests
+    assert [(m.number, m.starts_anew, m.missed) for m in messages] == [
+        (4, True, 3),
+        (4, False, 0),
+        (7, False, 0),
+        (7, True, 0),
+    ]
+    assert [event.WhichOneof("event") for event in changes.events] == ["stored", "removed", "cleared"]
+    assert (changes.events[0].stored, changes.events[1].removed) == (b"a", b"b")
+    assert not nothing.events

@@ -29,6 +29,7 @@ from tests.api.scripted_engine import ANSWER, ScriptedEngine
         (errors.ModelNotFound("m"), ModelNotFoundError, "MODEL_NOT_FOUND"),
         (errors.DuplicateRequest("m"), DuplicateRequestError, "DUPLICATE_REQUEST"),
         (errors.QueueFull("m", retry_after_s=1.5), ResourceExhaustedError, "QUEUE_FULL"),
+        (errors.TooManyWatchers("m"), ResourceExhaustedError, "TOO_MANY_WATCHERS"),
         (errors.Unavailable("m"), UnavailableError, "UNAVAILABLE"),
         (errors.RequestAborted("m"), RequestAbortedError, "REQUEST_ABORTED"),
         (errors.RequestFailed("m"), ServerError, "REQUEST_FAILED"),

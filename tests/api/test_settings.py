@@ -16,6 +16,11 @@ def test_flags_win_over_the_environment_and_that_over_defaults(monkeypatch: pyte
     assert settings.listen_address == "[::1]:0"
 
 
+@pytest.mark.parametrize("said", ['{"gold": 3, "trial": 0.5}', "gold=3,trial=0.5"])
+def test_weights_of_tenants_are_given_by_name(said: str) -> None:
+    assert parse_settings(["--tenant-weights", said]).tenant_weights == {"gold": 3.0, "trial": 0.5}
+
+
 @pytest.mark.parametrize(
     ("flag", "value"),
     [
@@ -29,6 +34,7 @@ def test_flags_win_over_the_environment_and_that_over_defaults(monkeypatch: pyte
         ("--executor-wait-s", "-1"),
         ("--max-message-bytes", "many"),
         ("--log-level", "loud"),
+        ("--ageing-tokens", "0"),
     ],
 )
 def test_a_bad_value_exits_with_2_and_names_its_flag(flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -37,6 +43,14 @@ def test_a_bad_value_exits_with_2_and_names_its_flag(flag: str, value: str, caps
     assert caught.value.code == 2
     assert f"{flag} " in (said := capsys.readouterr().err)
     assert value in said
+
+
+@pytest.mark.parametrize("said", ['{"a": 0}', "a=much", "a=inf", "x" * 129 + "=1", "a"])
+def test_a_bad_weight_exits_with_2_and_names_the_flag(said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse_settings(["--tenant-weights", said])
+    assert caught.value.code == 2
+    assert "--tenant-weights " in capsys.readouterr().err
 
 
 def test_an_unknown_flag_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,6 +73,9 @@ def test_a_sampling_value_outside_its_range_is_refused_by_name(option: str, valu
         ("stop_token_ids", [511]),
         ("cache_salt", "s" * 256),
         ("cache_salt", "\0é"),
+        *[("priority", value) for value in (-10, 10)],
+        ("tenant", "a b~" + "x" * 124),
+        ("prefix_cache_bypass", True),
         ("request_id", "a b~" + "x" * 124),
         ("model", "tiny"),
     ],
@@ -104,6 +107,11 @@ def test_a_value_at_the_edge_of_its_range_is_taken(option: str, value: Any) -> N
         ("request_id", "nul\0", "request_id"),
         ("request_id", "é", "request_id"),
         ("request_id", "\x7f", "request_id"),
+        ("tenant", "x" * 129, "tenant"),
+        ("tenant", "é", "tenant"),
+        ("priority", 11, "priority"),
+        ("priority", -11, "priority"),
+        ("priority", 2**31 - 1, "priority"),
     ],
 )
 def test_a_bad_value_is_refused_by_the_path_of_its_field(option: str, value: Any, field: str) -> None:

@@ -2,6 +2,7 @@
 
 from scheduler_svc.core.admission import AdmissionQueue
 from scheduler_svc.core.audit import audit
+from scheduler_svc.core.cache_events import CacheEvents
 from scheduler_svc.core.plan import Lease, Plan
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence, State
@@ -21,11 +22,12 @@ class Run:
         block_size: int = BLOCK_SIZE,
         rope_switch_len: int = 0,
         queue: AdmissionQueue | None = None,
+        cache_events: CacheEvents | None = None,
         prefix_caching: bool = True,
     ) -> None:
         blocks, rows = list(range(1, num_blocks + 1)), list(range(num_rows))
         self.lease = Lease(blocks, rows, tokens_per_step, block_size, rope_switch_len=rope_switch_len)
-        self.scheduler = Scheduler(queue=queue, prefix_caching=prefix_caching)
+        self.scheduler = Scheduler(queue=queue, cache_events=cache_events, prefix_caching=prefix_caching)
         self.scheduler.attach(self.lease)
         self.executor = PlainExecutor(self.lease)
         self.plans: list[Plan] = []
