@@ -104,6 +104,13 @@ class BeamSearch:
         self.beams = going_on
         return [] if self._is_over(max_tokens) else parents
 
+    def last_token(self, index: int) -> int:
+        """Of a beam that goes on. Raises ValueError before the first one."""
+        last = self.beams[index].last
+        if last is None:
+            raise ValueError(f"beam {index} has no token yet")
+        return last.token
+
     def _held_back(self, token: int) -> bool:
         return self.num_tokens < self.parameters.min_tokens and token in self.parameters.end_token_ids
 

@@ -6,6 +6,7 @@ take the place of others. The executor is told with the next plan. Blocks are sh
 partly filled each beam but one takes a copy before it writes (`Sharing.copy_on_write`).
 """
 
+from dataclasses import dataclass
 from itertools import takewhile
 
 from scheduler_svc.core.beam_group import BeamGroup
@@ -16,6 +17,16 @@ from scheduler_svc.core.state import CoreState
 
 class MissingCandidates(Exception):
     """A result has no log-probabilities for a beam."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What a beam hands on to those that go on from it."""
+
+    blocks: list[int]
+    num_published: int
+    block_hashes: list[bytes]
+    stretched: bool
 
 
 class Beams:
@@ -139,47 +150,50 @@ class Beams:
     def _fork(self, group: BeamGroup, parents: list[int]) -> None:
         """Beam i of those to come goes on from beam `parents[i]`: in its row if it is the first to do so, else in a row
         that is free, or whose beam is dropped."""
-        columns, pool = self._state.columns, self._state.cache.pool
         before, drawn = group.beams, group.drawn
-        tables = [columns.table(beam.row) for beam in before]
-        num_published = [int(columns.num_published[beam.row]) for beam in before]
-        hashes = [beam.block_hashes for beam in before]
+        parts = [self._part(beam) for beam in before]
         firsts = {parent: i for i, parent in reversed(list(enumerate(parents)))}
         dropped = [index for index in range(len(before)) if index not in firsts]
         for i, parent in enumerate(parents):
             if firsts[parent] != i:
-                pool.share(tables[parent])
+                self._state.cache.pool.share(parts[parent].blocks)
         for index in dropped:
-            pool.release(tables[index])
-        num_tokens = group.num_tokens
-        beams: list[Sequence] = []
+            self._state.cache.pool.release(parts[index].blocks)
+        group.beams = []
         for i, parent in enumerate(parents):
             beam = before[parent]
             if firsts[parent] != i:
-                is_new = not dropped
-                beam = group.new_beam([]) if is_new else before[dropped.pop()]
-                beam.block_hashes = hashes[parent].copy()
-                beam.stretched = before[parent].stretched
-                if is_new:
-                    place = group.places.pop(0)
-                    beam.row = columns.enter(beam, tables[parent], 0, 0, place)
-                else:
-                    columns.set_table(beam.row, tables[parent])
-            last = group.search.beams[i].last
-            if last is None:
-                raise RuntimeError("a beam that goes on has no token")
-            columns.num_tokens[beam.row] = num_tokens
-            columns.num_computed[beam.row] = num_tokens - 1
-            columns.num_published[beam.row] = num_published[parent]
-            columns.max_total[beam.row] = num_tokens + 1
-            row = before[parent].row
-            if beam.row != row or last.token != drawn[before[parent]][0]:
-                is_fresh = beam not in drawn
-                self._state.forks.append(ForkedRow(beam.row, row, last.token, beam.sampling, is_fresh))
-            beams.append(beam)
-        group.beams = beams
+                beam = before[dropped.pop()] if dropped else group.new_beam([])
+                self._move_in(beam, parts[parent], None if beam in drawn else group.places.pop(0))
+            self._lengthen(beam, group.num_tokens)
+            token, row = group.search.last_token(i), before[parent].row
+            if beam.row != row or token != drawn[before[parent]][0]:
+                self._state.forks.append(ForkedRow(beam.row, row, token, beam.sampling, is_fresh=beam not in drawn))
+            group.beams.append(beam)
         group.drawn = {}
         self._share_tails(group)
+
+    def _part(self, beam: Sequence) -> _Part:
+        columns = self._state.columns
+        num_published = int(columns.num_published[beam.row])
+        return _Part(columns.table(beam.row), num_published, beam.block_hashes, beam.stretched)
+
+    def _move_in(self, beam: Sequence, part: _Part, place: tuple[int, int] | None) -> None:
+        """Give the beam what another has: in its own row, or at a place that was kept free."""
+        columns = self._state.columns
+        beam.block_hashes, beam.stretched = part.block_hashes.copy(), part.stretched
+        if place is None:
+            columns.set_table(beam.row, part.blocks)
+        else:
+            beam.row = columns.enter(beam, part.blocks, 0, 0, place)
+        columns.num_published[beam.row] = part.num_published
+
+    def _lengthen(self, beam: Sequence, num_tokens: int) -> None:
+        """The beam has so many tokens now, the last of them to be computed, and may draw one."""
+        columns = self._state.columns
+        columns.num_tokens[beam.row] = num_tokens
+        columns.num_computed[beam.row] = num_tokens - 1
+        columns.max_total[beam.row] = num_tokens + 1
 
     def _share_tails(self, group: BeamGroup) -> None:
         """Whoever writes next into a block that others have too must copy it before."""
