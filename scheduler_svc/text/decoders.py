@@ -51,6 +51,24 @@ def decoder_maker(library: tokenizers.Tokenizer, skip_special_tokens: bool) -> C
     return lambda: WindowDecoder(library, visible)
 
 
+def token_bytes(library: tokenizers.Tokenizer) -> list[bytes | None] | None:
+    """What each id adds to a text, None for one without a text of its own (special tokens, gaps in the vocabulary).
+
+    None in all where tokens are not pieces of a text, as with decoders that put spaces between them.
+    """
+    visible = VisibleTokens(library, skip_special_tokens=True)
+    decoder = component(library.decoder)
+    steps = decoder["decoders"] if decoder is not None and decoder["type"] == "Sequence" else [decoder]
+    if [step and step["type"] for step in steps] == ["ByteLevel"]:
+        byte_level = ByteLevelTable(visible)
+        return [byte_level[i] or None for i in range(library.get_vocab_size(with_added_tokens=True))]
+    if (fallback := _byte_fallback(steps)) is None:
+        return None
+    table = ByteFallbackTable(visible, *fallback[:2])
+    pieces = [table[i] for i in range(library.get_vocab_size(with_added_tokens=True))]
+    return [bytes([p]) if isinstance(p, int) else p.encode() if p else None for p in pieces]
+
+
 def _byte_fallback(steps: list[Any]) -> tuple[str, str, str, int] | None:
     """Replace, ByteFallback, Fuse and perhaps Strip at the left, as sentencepiece models are converted."""
     match steps:

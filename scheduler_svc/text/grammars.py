@@ -17,6 +17,7 @@ from scheduler_svc.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     import llguidance
 
+_MARK = "\x02"
 MAX_KEPT = 64  # compiled grammars, least recently used first
 
 
@@ -67,6 +68,34 @@ class Matcher:
         return (mask | self._end_ids if accepting else mask).tobytes()
 
 
+class _Vocabulary:
+    """A tokenizer as llguidance wants to see it. Which tokens end a text is each request's own affair: one more token
+    than there are does that here, and never leaves this room."""
+
+    def __init__(self, tokenizer: Tokenizer, pieces: list[bytes | None], vocab_size: int) -> None:
+        size = max(vocab_size, len(pieces))
+        self._tokenizer = tokenizer
+        self.eos_token_id, self.bos_token_id = size, None
+        self.special_token_ids = [i for i, piece in enumerate(pieces) if piece is None]
+        self.special_token_ids += range(len(pieces), size + 1)
+        self.tokens = [b"\xff<%d>" % i if piece is None else piece for i, piece in enumerate(pieces)]
+        self.tokens += [b"\xff<%d>" % i for i in range(len(pieces), size + 1)]
+        self._bytes = {piece[0]: i for i, piece in enumerate(pieces) if piece is not None and len(piece) == 1}
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        """Ids whose pieces are the text: the tokenizer's own behind a mark, as it may treat a text's begin otherwise;
+        byte by byte where it has none."""
+        data = text.encode() if isinstance(text, str) else text
+        mark, ids = (
+            self._tokenizer.encode_part(_MARK),
+            self._tokenizer.encode_part(_MARK + data.decode(errors="ignore")),
+        )
+        ids = ids[len(mark) :] if ids[: len(mark)] == mark else []
+        if b"".join(self.tokens[i] for i in ids) == data:
+            return ids
+        return [self._bytes[byte] for byte in data if byte in self._bytes]
+
+
 class Grammars:
     """Compiles grammars for one model's tokens. Safe to use from several threads at once."""
 
@@ -92,7 +121,7 @@ class Grammars:
                 self._compiled.popitem(last=False)
             matcher = compiled.deep_copy()
             ends = self._bits(end_token_ids)
-            return Matcher(matcher, ~ends & ~self._bits(self._library_tokens().eos_tokens) & self._all_ids(), ends)
+            return Matcher(matcher, ~ends & self._bits(range(self.vocab_size)), ends)
 
     def _compile(self, grammar: Grammar) -> "llguidance.LLMatcher":
         import llguidance
@@ -112,17 +141,13 @@ class Grammars:
         if self._tokens is None:
             import llguidance
 
-            # Which tokens end a text is each request's own affair.
-            size = max(self.vocab_size, self.tokenizer.vocab_size)
-            try:
-                self._tokens = llguidance.LLTokenizer(self.tokenizer.to_json(), n_vocab=size)
-            except ValueError as error:
-                reason = f"the model's tokenizer is of a kind that grammars cannot be used with: {error}"
-                raise UnusableGrammar(reason) from error
+            pieces = self.tokenizer.token_bytes()
+            if pieces is None:
+                raise UnusableGrammar("the model's tokenizer is of a kind that grammars cannot be used with")
+            # From pieces: while the library loads a tokenizer.json, seconds for a large one, nothing else can run.
+            vocabulary = llguidance.TokenizerWrapper(_Vocabulary(self.tokenizer, pieces, self.vocab_size))
+            self._tokens = llguidance.LLTokenizer(vocabulary)
         return self._tokens
-
-    def _all_ids(self) -> NDArray[np.uint8]:
-        return self._bits(range(self.vocab_size))
 
     def _bits(self, ids: Iterable[int]) -> NDArray[np.uint8]:
         bits = np.zeros(-(-self.vocab_size // 32) * 32, np.bool_)

@@ -5,7 +5,7 @@ import tokenizers
 from scheduler_svc.errors import FieldViolation, InvalidRequest
 from scheduler_svc.text.bundle import BadBundle, Bundle, open_bundle
 from scheduler_svc.text.chat import ChatTemplate, chat_template_source
-from scheduler_svc.text.decoders import IncrementalDecoder, decoder_maker
+from scheduler_svc.text.decoders import IncrementalDecoder, decoder_maker, token_bytes
 from scheduler_svc.text.memory import release_unused_memory
 from scheduler_svc.text.special_tokens import add_missing_tokens, special_token_texts
 from scheduler_svc.text.token_bound import TokenBound
@@ -49,9 +49,13 @@ class Tokenizer:
         """Entries of the vocabulary, added tokens included. A model's logits may have more columns than that."""
         return self._library.get_vocab_size(with_added_tokens=True)
 
-    def to_json(self) -> str:
-        """As tokenizer.json has it, with the tokens that were added to that."""
-        return self._library.to_str()
+    def token_bytes(self) -> list[bytes | None] | None:
+        """What each id adds to a text; see `decoders.token_bytes`."""
+        return token_bytes(self._library)
+
+    def encode_part(self, text: str) -> list[int]:
+        """The ids of a text from the middle of another."""
+        return self._library.encode(text, add_special_tokens=False).ids
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The text's ids, with what the tokenizer puts at the ends of a text by itself (a begin token, say).
