@@ -103,6 +103,7 @@ class Grammars:
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
         self._lock = threading.Lock()
+        self._all_ids = np.packbits(np.arange(-(-vocab_size // 32) * 32) < vocab_size, bitorder="little")
         self._tokens: llguidance.LLTokenizer | None = None
         self._compiled: OrderedDict[Grammar, llguidance.LLMatcher] = OrderedDict()
 
@@ -121,7 +122,7 @@ class Grammars:
                 self._compiled.popitem(last=False)
             matcher = compiled.deep_copy()
             ends = self._bits(end_token_ids)
-            return Matcher(matcher, ~ends & self._bits(range(self.vocab_size)), ends)
+            return Matcher(matcher, self._all_ids & ~ends, ends)
 
     def _compile(self, grammar: Grammar) -> "llguidance.LLMatcher":
         import llguidance
