@@ -7,7 +7,7 @@ waiting first, in slices that leave the event loop free for the next result.
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import replace
 
 import structlog
@@ -121,6 +121,10 @@ class Engine:
     @property
     def has_chat_template(self) -> bool:
         return self._text.is_loaded and self._text.tokenizer.has_chat_template
+
+    @property
+    def sampling_defaults(self) -> Mapping[str, float]:
+        return self._text.tokenizer.sampling_defaults
 
     async def tokenize(self, text: str, *, bounded: bool = True) -> list[int]:
         return await self._text.tokenize(text, self._max_model_len if bounded else None)

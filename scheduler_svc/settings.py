@@ -135,6 +135,10 @@ class SchedulerSettings(BaseSettings):
         max_length=65_536,
         description="Shares of tenants by name, as JSON or NAME=WEIGHT; those left out have 1.",
     )
+    model_sampling: bool = Field(
+        default=False,
+        description="Take sampling parameters that a request leaves unset from the model's generation_config.json.",
+    )
     prefix_caching: bool = Field(default=True, description="Reuse the K/V of prompts that begin alike.")
     max_cache_watchers: int = Field(
         default=16, ge=1, le=1024, description="Callers of WatchPrefixCache at once; more are RESOURCE_EXHAUSTED."

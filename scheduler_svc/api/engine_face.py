@@ -1,6 +1,6 @@
 """What the servicers need of the engine."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Protocol
 
 from paged.v1 import control_pb2, executor_pb2
@@ -21,6 +21,10 @@ class Engine(Protocol):
 
     @property
     def has_chat_template(self) -> bool: ...
+
+    @property
+    def sampling_defaults(self) -> Mapping[str, float]:
+        """What the model's own configuration says of sampling parameters, by name."""
 
     async def tokenize(self, text: str, *, bounded: bool = True) -> list[int]:
         """Ids of a text, begin token included where the model's tokenizer adds one. If `bounded`, what is certain

@@ -93,7 +93,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         words = list(request.sampling.bad_words)
         spellings = await deadline.bounded(self._engine.spellings(words)) if words else []
         deadline.check()
-        return validation.generation_request(request, prompt_ids, limits, spellings)
+        defaults = self._engine.sampling_defaults if self._settings.model_sampling else {}
+        return validation.generation_request(request, prompt_ids, limits, spellings, defaults)
 
     def _tokenized(
         self, request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest, *, bounded: bool = True

@@ -7,9 +7,11 @@ not repeated in descriptions, only their lengths.
 import math
 import random
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
+from types import MappingProxyType
+from typing import Any
 
 from paged.v1 import executor_pb2, inference_pb2
 from scheduler_svc.api.choosing import beam_options, choosing_violations
@@ -160,15 +162,20 @@ def check_one_message(request: inference_pb2.GenerateRequest, num_prompt: int, l
 
 
 def generation_request(
-    request: inference_pb2.GenerateRequest, prompt_ids: list[int], limits: Limits, spellings: Spellings = ()
+    request: inference_pb2.GenerateRequest,
+    prompt_ids: list[int],
+    limits: Limits,
+    spellings: Spellings = (),
+    defaults: Mapping[str, float] = MappingProxyType({}),
 ) -> GenerationRequest:
     """The request as the engine takes it, for one that passed `check_generate` and `check_prompt_ids`; `spellings` are
-    those of its bad words. Raises InvalidRequest where what it may draw is not to be had."""
+    those of its bad words, `defaults` what sampling parameters are where they are unset. Raises InvalidRequest where
+    what it may draw is not to be had."""
     stop = request.stop
     return GenerationRequest(
         request_id=request.request_id or uuid.uuid4().hex,
         prompt_ids=prompt_ids,
-        sampling=_sampling(request, limits, spellings),
+        sampling=_sampling(request, limits, spellings, defaults),
         max_tokens=stop.max_tokens if stop.HasField("max_tokens") else None,
         stop_strings=tuple(stop.strings),
         stop_token_ids=tuple(stop.token_ids),
@@ -186,9 +193,18 @@ def generation_request(
     )
 
 
-def _sampling(request: inference_pb2.GenerateRequest, limits: Limits, spellings: Spellings) -> Sampling:
+def _default_sampling(stated: Mapping[str, float]) -> Sampling:
+    neutral = Sampling()
+    floats: dict[str, Any] = {name: stated.get(name, getattr(neutral, name)) for name in SAMPLING_RANGES}
+    return replace(neutral, **floats, top_k=int(stated.get("top_k", neutral.top_k)))
+
+
+def _sampling(
+    request: inference_pb2.GenerateRequest, limits: Limits, spellings: Spellings, defaults: Mapping[str, float]
+) -> Sampling:
     given = request.sampling
-    default = Sampling()
+    default = Sampling() if request.HasField("beam") else _default_sampling(defaults)
+    top_k = given.top_k if given.HasField("top_k") else default.top_k
     floats = {name: getattr(given if given.HasField(name) else default, name) for name in SAMPLING_RANGES}
     held_back: set[int] = set(request.stop.token_ids) if request.stop.min_tokens else set()
     if request.stop.min_tokens and not request.stop.ignore_eos:
@@ -196,7 +212,7 @@ def _sampling(request: inference_pb2.GenerateRequest, limits: Limits, spellings:
     return Sampling(
         **floats,
         # A filter that keeps the whole vocabulary is none, and the executor's columns need not hold larger numbers.
-        top_k=given.top_k if given.top_k < limits.vocab_size else 0,
+        top_k=top_k if top_k < limits.vocab_size else 0,
         seed=given.seed if given.HasField("seed") else random.getrandbits(64),
         min_tokens=request.stop.min_tokens,
         logprobs=request.logprobs if request.HasField("logprobs") else None,

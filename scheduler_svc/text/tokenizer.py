@@ -7,6 +7,7 @@ from scheduler_svc.text.bundle import BadBundle, Bundle, open_bundle
 from scheduler_svc.text.chat import ChatTemplate, chat_template_source
 from scheduler_svc.text.decoders import IncrementalDecoder, decoder_maker, token_bytes
 from scheduler_svc.text.memory import release_unused_memory
+from scheduler_svc.text.sampling_defaults import sampling_defaults
 from scheduler_svc.text.special_tokens import add_missing_tokens, special_token_texts
 from scheduler_svc.text.token_bound import TokenBound
 
@@ -21,6 +22,7 @@ class Tokenizer:
         self._library = library
         self._chat_template = chat_template
         self._bound = TokenBound(library)
+        self.sampling_defaults: dict[str, float] = {}
         self._decoder_makers = {skip: decoder_maker(library, skip) for skip in (False, True)}
 
     @classmethod
@@ -37,6 +39,7 @@ class Tokenizer:
         add_missing_tokens(library, config, special_tokens)
         source = chat_template_source(bundle, config)
         tokenizer = cls(library, ChatTemplate(source, special_tokens) if source is not None else None)
+        tokenizer.sampling_defaults = sampling_defaults(bundle.json_object("generation_config.json"))
         release_unused_memory()
         return tokenizer
 

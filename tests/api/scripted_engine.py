@@ -53,6 +53,10 @@ class ScriptedEngine:
     told: list[Told] = field(default_factory=list)
     ended: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
 
+    @property
+    def sampling_defaults(self) -> dict[str, float]:
+        return {"temperature": 0.5, "top_k": 7.0}
+
     async def tokenize(self, text: str, *, bounded: bool = True) -> list[int]:
         if self.tokenize_error is not None:
             raise self.tokenize_error

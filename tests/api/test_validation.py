@@ -282,3 +282,15 @@ def test_an_answer_that_could_be_too_large_for_one_message_is_refused_before_it_
     with pytest.raises(InvalidRequest) as caught:
         validation.check_one_message(ask(stream=False), 1, LIMITS)
     assert [violation.field for violation in caught.value.violations] == ["stream"]
+
+
+def test_defaults_of_the_model_stand_where_a_request_says_nothing_and_only_there() -> None:
+    defaults = {"temperature": 0.5, "top_k": 7.0, "repetition_penalty": 1.25}
+
+    def sampling(**options: Any) -> Sampling:
+        request = generate_request("x", **options)
+        return validation.generation_request(request, [1], LIMITS, (), defaults).sampling
+
+    unset, given = sampling(), sampling(temperature=0, top_k=0, repetition_penalty=1)
+    assert (unset.temperature, unset.top_k, unset.repetition_penalty, unset.top_p) == (0.5, 7, 1.25, 1.0)
+    assert (given.temperature, given.top_k, given.repetition_penalty) == (0.0, 0, 1.0)

@@ -42,11 +42,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     weights = load_file(directory / "model.safetensors")
     weights["model.embed_tokens.weight"][POISON] = math.nan
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    transformers.GenerationConfig(eos_token_id=EOS_IDS, do_sample=True, top_k=1).save_pretrained(directory)
     pool = ["--block-size", "4", "--num-blocks", "24", "--max-rows", "7", "--tokens-per-step", "8"]
     with cleaned_up([]) as services:
         services.append(start_executor(root, "--model", str(directory), "--dtype", "float32", *pool))
         endpoint = services[0].wait_until_ready().address
-        services.append(start_scheduler(root, endpoint, "--max-logprobs", "1000"))
+        services.append(start_scheduler(root, endpoint, "--max-logprobs", "1000", "--model-sampling"))
         yield Served(services[1].wait_until_ready().address, reference_model(directory))
 
 
@@ -60,7 +61,8 @@ async def client(served: Served) -> AsyncIterator[Client]:
 
 
 async def greedy(client: Client, prompt: list[int] = PROMPT, **options: Any) -> Completion:
-    return await client.complete(prompt, **{"temperature": 0, "max_tokens": 8, "ignore_eos": True, **options})
+    asked = {"temperature": 0, "top_k": 0, "max_tokens": 8, "ignore_eos": True, **options}
+    return await client.complete(prompt, **asked)
 
 
 async def test_c4_1_what_leaves_one_token_is_greedy_and_what_filters_nothing_changes_nothing(client: Client) -> None:
@@ -77,6 +79,15 @@ async def test_c4_1_what_leaves_one_token_is_greedy_and_what_filters_nothing_cha
         for bad in (-1.0, math.nan, math.inf):
             with pytest.raises(InvalidRequestError, match=f"sampling.{name}"):
                 await greedy(client, **{name: bad})
+
+
+async def test_what_a_request_leaves_open_is_as_the_models_makers_say_where_the_server_is_told_so(
+    client: Client,
+) -> None:
+    """Their generation_config.json says top_k 1."""
+    asked = {"temperature": 1.0, "seed": 5, "max_tokens": 8, "ignore_eos": True}
+    assert (await client.complete(PROMPT, **asked)).token_ids == (await greedy(client)).token_ids
+    assert (await client.complete(PROMPT, top_k=0, **asked)).token_ids != (await greedy(client)).token_ids
 
 
 async def test_c4_2_a_bias_forces_the_last_id_and_one_outside_the_vocabulary_stops_nobody(client: Client) -> None:
@@ -164,7 +175,7 @@ async def test_c4_6_log_probabilities_are_of_the_models_own_logits_one_a_token(
     ]  # fmt: skip
     for shape in shapes:
         answer = await greedy(client, **shape, logprobs=k)
-        asked = {"temperature": 0, "max_tokens": 8, "ignore_eos": True, **shape, "logprobs": k}
+        asked = {"temperature": 0, "top_k": 0, "max_tokens": 8, "ignore_eos": True, **shape, "logprobs": k}
         parts = [message async for message in client.generate(PROMPT, **asked)]
         streamed = [entry for part in parts for entry in part.logprobs]
         assert [entry.rank for entry in streamed] == [entry.rank for entry in answer.logprobs]
@@ -183,7 +194,7 @@ async def test_c4_6_log_probabilities_are_of_the_models_own_logits_one_a_token(
 async def draws(client: Client, count: int, **options: Any) -> Counter[int]:
     """First tokens of so many samples."""
     calls = [
-        client.complete_samples(PROMPT, n=128, seed=seed, max_tokens=1, ignore_eos=True, **options)
+        client.complete_samples(PROMPT, n=128, seed=seed, max_tokens=1, ignore_eos=True, **{"top_k": 0, **options})
         for seed in range(count // 128)
     ]
     return Counter(sample.token_ids[0] for samples in await asyncio.gather(*calls) for sample in samples)
