@@ -93,13 +93,16 @@ class Room:
         sequences = [self._state.sequence_in(row) for row in rows.tolist()]
         order = sorted(range(len(sequences)), key=lambda i: sequences[i].rank)
         first = self._first_of_a_tier() if admits else None
-        if first is None or not self._starts(first):
+        if first is None:
             return order
-        return [i for i in order if not _gives_way(sequences[i], first)]
+        held_back = {sequence for sequence in sequences if _gives_way(sequence, first)}
+        if not self._starts(first, [leader for leader in self._state.leaders if leader not in held_back]):
+            return order
+        return [i for i in order if sequences[i] not in held_back]
 
-    def _starts(self, first: Sequence) -> bool:
-        """Whether there is room for it even if all held samples of running leaders join before."""
-        needs = [self._sharing.needs(leader) for leader in self._state.leaders]
+    def _starts(self, first: Sequence, leaders: list[Sequence]) -> bool:
+        """Whether there is room for it even if the held samples of these leaders join before."""
+        needs = [self._sharing.needs(leader) for leader in leaders]
         num_rows = self._state.columns.num_free_rows - sum(num_rows for num_rows, _ in needs)
         if num_rows < (1 if first.group is None else first.group.parameters.width):
             return False
@@ -127,7 +130,7 @@ class Room:
         running = map(self._state.sequence_in, self._state.columns.running_rows().tolist())
         below = list(dict.fromkeys(_whole(other) for other in running if _gives_way(other, first)))
         below.sort(key=lambda other: other.rank, reverse=True)
-        if not below or self._starts(first):
+        if not below or self._starts(first, []):
             return []
         need = self._need(first)
         for count in range(1, len(below) + 1):

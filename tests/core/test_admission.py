@@ -205,6 +205,24 @@ class TestTurns:
         assert run.scheduler.state.counters.preemptions == 0
         run.to_the_end()
 
+    def test_rows_that_samples_will_join_in_later_cost_nobody_its_row_now(self) -> None:
+        run = Run(num_blocks=300, num_rows=8, tokens_per_step=16)
+        low = [asked(name, 2, 60, priority=-1) for name in "ab"]
+        for sequence in low:
+            run.submit(sequence)
+        run.step()
+        leader = asked("n", 400, 4)
+        leader.held = [Sequence("n", leader.token_ids, 4, Sampling(index=i)) for i in range(1, 8)]
+        run.submit(leader)
+        run.step()
+        high = asked("h", 2, 4, priority=1)
+        run.submit(high)
+        run.step()
+        run.step()
+        assert high.num_output > 0
+        assert run.scheduler.state.counters.preemptions == 0
+        run.to_the_end()
+
     def test_no_more_give_way_than_must(self) -> None:
         run = Run(num_blocks=24)
         low = [asked(name, 16, 4) for name in "abcd"]
