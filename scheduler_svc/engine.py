@@ -8,22 +8,18 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import replace
 
 import structlog
 
 from paged.v1 import control_pb2
 from paged.v1 import executor_pb2 as pb
 from scheduler_svc.answer import Answer, Outcome
-from scheduler_svc.best_of import BestOf
 from scheduler_svc.core.admission import AdmissionQueue
-from scheduler_svc.core.beam import BeamParameters, BeamSearch
-from scheduler_svc.core.beam_group import BeamGroup
 from scheduler_svc.core.cache_events import CacheEvents, Told, TooManyFollowers
 from scheduler_svc.core.prefix import prefix_hashes
 from scheduler_svc.core.results import Applied
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.sequence import Sampling, Sequence, State
+from scheduler_svc.core.sequence import Sequence, State
 from scheduler_svc.driver import Driver
 from scheduler_svc.errors import (
     DuplicateRequest,
@@ -38,13 +34,13 @@ from scheduler_svc.errors import (
 )
 from scheduler_svc.grammar_masks import GrammarMasks
 from scheduler_svc.link.session import ExecutorSession, LinkOptions
-from scheduler_svc.requests import BeamOptions, Delta, GenerationRequest
+from scheduler_svc.opening import open_request
+from scheduler_svc.requests import Delta, GenerationRequest
 from scheduler_svc.samples import Samples
 from scheduler_svc.served_text import ServedText
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.suspects import Suspects
 from scheduler_svc.text.bundle import MAX_BUNDLE_BYTES
-from scheduler_svc.text.text_stream import TextStream
 
 SLICE_S = 0.002  # of the event loop for answers before links and calls get their turn
 LONG_PROMPT_TOKENS = 4096  # hashed in a worker thread
@@ -215,58 +211,9 @@ class Engine:
         self._check_acceptable(request)
         if self.model is not None and max(request.prompt_ids) >= self.model.vocab_size:
             raise Unavailable("the model has changed since the prompt was tokenized; try again")
-        changed = asyncio.Event()
-        sampling = request.sampling
-        if request.best_of is not None and sampling.logprobs is None:
-            sampling = replace(sampling, logprobs=0)
-        num_answers = request.best_of or request.num_samples
-        answers = [self._open_answer(request, sampling, index, changed, echo) for index in range(num_answers)]
-        sequences = [answer.sequence for answer in answers]
-        samples = Samples(answers, changed)
-        if request.beam is not None:
-            sequences[0].group = self._beam_group(request, request.beam, sequences)
-        else:
-            sequences[0].held = sequences[1:]
-        if request.best_of is not None:
-            with_logprobs = request.sampling.logprobs is not None
-            samples = BestOf(answers, changed, request.num_samples, with_logprobs=with_logprobs)
-        self._requests[request.request_id] = samples
+        eos_token_ids = self.model.eos_token_ids if self.model is not None else ()
+        samples = self._requests[request.request_id] = open_request(request, self._text.tokenizer, eos_token_ids, echo)
         return samples
-
-    def _beam_group(self, request: GenerationRequest, beam: BeamOptions, answers: list[Sequence]) -> BeamGroup:
-        parameters = BeamParameters(
-            width=beam.width,
-            length_penalty=beam.length_penalty,
-            early_stopping=beam.early_stopping,
-            end_token_ids=self._end_token_ids(request),
-            min_tokens=request.sampling.min_tokens,
-        )
-        return BeamGroup(answers, BeamSearch(parameters))
-
-    def _open_answer(
-        self, request: GenerationRequest, sampling: Sampling, index: int, changed: asyncio.Event, echo: str | None
-    ) -> Answer:
-        prompt_logprobs = sampling.prompt_logprobs if index == 0 else None
-        sequence = Sequence(
-            request_id=request.request_id,
-            token_ids=request.prompt_ids,
-            max_tokens=request.max_tokens,
-            sampling=replace(sampling, index=index, prompt_logprobs=prompt_logprobs),
-            end_token_ids=self._end_token_ids(request),
-            cache_salt=request.cache_salt,
-            bypass_cache=request.bypass_cache,
-            priority=request.priority,
-            tenant=request.tenant,
-        )
-        text_stream = TextStream(
-            self._text.tokenizer,
-            request.prompt_ids,
-            stop_strings=request.stop_strings,
-            include_stop_string=request.include_stop_string,
-            min_tokens=request.sampling.min_tokens,
-        )
-        answer = sequence.owner = Answer(sequence, text_stream, changed, echo)
-        return answer
 
     async def _submit(self, sequence: Sequence) -> None:
         """Into the core's queue; a long prompt is hashed first, in a worker thread."""
@@ -320,10 +267,6 @@ class Engine:
             raise InvalidRequest(FieldViolation("stop.max_tokens", f"is {sequence.max_tokens}; {limit}"))
         if sequence.sampling.min_tokens > most:
             raise InvalidRequest(FieldViolation("stop.min_tokens", f"is {sequence.sampling.min_tokens}; {limit}"))
-
-    def _end_token_ids(self, request: GenerationRequest) -> tuple[int, ...]:
-        own = () if request.ignore_eos or self.model is None else tuple(self.model.eos_token_ids)
-        return tuple(dict.fromkeys((*own, *request.stop_token_ids)))
 
     def _fail(self, samples: Samples, error: PagedError) -> None:
         self._end(samples)

@@ -1,0 +1,85 @@
+"""A request as its answers: the sequences that the core computes for it, and the text that is made of each."""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import replace
+
+from scheduler_svc.answer import Answer
+from scheduler_svc.best_of import BestOf
+from scheduler_svc.core.beam import BeamParameters, BeamSearch
+from scheduler_svc.core.beam_group import BeamGroup
+from scheduler_svc.core.sequence import Sampling, Sequence
+from scheduler_svc.requests import BeamOptions, GenerationRequest
+from scheduler_svc.samples import Samples
+from scheduler_svc.text.text_stream import TextStream
+from scheduler_svc.text.tokenizer import Tokenizer
+
+
+def open_request(
+    request: GenerationRequest, tokenizer: Tokenizer, eos_token_ids: Iterable[int], echo: str | None
+) -> Samples:
+    """New sequences, the first of which stands for all until the core has been given it. `echo` is the text that each
+    answer begins with."""
+    changed = asyncio.Event()
+    sampling, end_token_ids = request.sampling, _end_token_ids(request, eos_token_ids)
+    if request.best_of is not None and sampling.logprobs is None:
+        sampling = replace(sampling, logprobs=0)
+    answers = []
+    for index in range(request.best_of or request.num_samples):
+        sequence = _new_sequence(request, sampling, index, end_token_ids)
+        answers.append(Answer(sequence, _text_stream(request, tokenizer), changed, echo))
+        sequence.owner = answers[-1]
+    sequences = [answer.sequence for answer in answers]
+    if request.beam is not None:
+        sequences[0].group = _beam_group(request.beam, request.sampling.min_tokens, end_token_ids, sequences)
+    else:
+        sequences[0].held = sequences[1:]
+    if request.best_of is not None:
+        with_logprobs = request.sampling.logprobs is not None
+        return BestOf(answers, changed, request.num_samples, with_logprobs=with_logprobs)
+    return Samples(answers, changed)
+
+
+def _end_token_ids(request: GenerationRequest, eos_token_ids: Iterable[int]) -> tuple[int, ...]:
+    own = () if request.ignore_eos else eos_token_ids
+    return tuple(dict.fromkeys((*own, *request.stop_token_ids)))
+
+
+def _new_sequence(
+    request: GenerationRequest, sampling: Sampling, index: int, end_token_ids: tuple[int, ...]
+) -> Sequence:
+    prompt_logprobs = sampling.prompt_logprobs if index == 0 else None
+    return Sequence(
+        request_id=request.request_id,
+        token_ids=request.prompt_ids,
+        max_tokens=request.max_tokens,
+        sampling=replace(sampling, index=index, prompt_logprobs=prompt_logprobs),
+        end_token_ids=end_token_ids,
+        cache_salt=request.cache_salt,
+        bypass_cache=request.bypass_cache,
+        priority=request.priority,
+        tenant=request.tenant,
+    )
+
+
+def _text_stream(request: GenerationRequest, tokenizer: Tokenizer) -> TextStream:
+    return TextStream(
+        tokenizer,
+        request.prompt_ids,
+        stop_strings=request.stop_strings,
+        include_stop_string=request.include_stop_string,
+        min_tokens=request.sampling.min_tokens,
+    )
+
+
+def _beam_group(
+    beam: BeamOptions, min_tokens: int, end_token_ids: tuple[int, ...], sequences: list[Sequence]
+) -> BeamGroup:
+    parameters = BeamParameters(
+        width=beam.width,
+        length_penalty=beam.length_penalty,
+        early_stopping=beam.early_stopping,
+        end_token_ids=end_token_ids,
+        min_tokens=min_tokens,
+    )
+    return BeamGroup(sequences, BeamSearch(parameters))
