@@ -51,10 +51,11 @@ class BeamGroup:
         return (num_shared + max(num_blocks - num_shared, 0) // self.parameters.width) * block_size + 1
 
     def growth(self, block_size: int) -> int:
-        """Most blocks that the beams can need after their next token, besides those that dropped ones give back."""
+        """Most blocks that the beams, once they run, can need after their next token, besides those that dropped ones
+        give back."""
         if self.num_tokens + 1 >= self.handle.max_total:
             return 0
-        return self.parameters.width - (len(self.beams) if self.num_tokens % block_size else 0)
+        return self.parameters.width - (self.num_to_start if self.num_tokens % block_size else 0)
 
     def new_beam(self, token_ids: list[int]) -> Sequence:
         handle = self.handle

@@ -99,6 +99,34 @@ def test_a_beam_group_that_fits_alone_is_let_in_and_what_can_never_fit_is_refuse
         Run(num_rows=3).scheduler.submit(beams_of([1], 4)[0])
 
 
+def least_blocks(prompt: list[int], width: int, max_tokens: int) -> int:
+    """The smallest lease under which the search is not refused."""
+    for num_blocks in range(1, 200):
+        try:
+            Run(num_blocks=num_blocks).scheduler.submit(beams_of(prompt, width, max_tokens)[0])
+        except NeverFits:
+            continue
+        return num_blocks
+    raise AssertionError("no lease is large enough")
+
+
+@pytest.mark.parametrize("width", [1, 2, 3])
+@pytest.mark.parametrize("num_prompt", [1, 3, 4, 5, 6])
+def test_what_is_not_refused_comes_to_its_end_even_if_it_must_start_anew(num_prompt: int, width: int) -> None:
+    prompt = list(range(num_prompt))
+    for max_tokens in range(1, 7):
+        num_blocks = least_blocks(prompt, width, max_tokens)
+        for when in range(7):
+            run, answers = Run(num_blocks=num_blocks), beams_of(prompt, width, max_tokens)
+            run.scheduler.submit(answers[0])
+            for _ in range(when):
+                run.step()
+            if answers[0].state is State.RUNNING:
+                run.scheduler.state.preempt(answers[0])
+            run.to_the_end()
+            assert_found(answers, prompt, width, max_tokens)
+
+
 def test_without_max_tokens_beams_go_on_as_far_as_memory_does() -> None:
     run, answers = Run(num_blocks=14), beams_of(list(range(9)), 4, None)
     run.scheduler.submit(answers[0])
