@@ -9,6 +9,8 @@ Of each beam the `width` best tokens and as many more as there are end tokens ar
 """
 
 import enum
+import heapq
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from scheduler_svc.core.sequence import TokenLogprobs
@@ -78,18 +80,14 @@ class BeamSearch:
         Returns the index of the beam before that each beam now goes on from; nothing once the search is over.
         """
         width = self.parameters.width
-        continuations = [
-            (beam.total + logprob, index, rank)
-            for index, (beam, found) in enumerate(zip(self.beams, candidates, strict=True))
-            for rank, logprob in enumerate(found.top_logprobs)
-            if not self._held_back(found.top_ids[rank])
-        ]
-        continuations.sort(key=lambda entry: -entry[0])  # of equal ones the better beam's, then the likelier token
+        continuations = self._best_first(candidates)
         self.num_tokens += 1
         is_last = self.num_tokens >= max_tokens
         going_on: list[Beam] = []
         parents: list[int] = []
         for place, (total, index, rank) in enumerate(continuations):
+            if place >= width and (is_last or len(going_on) == width):
+                break
             found = candidates[index]
             ends = is_last or found.top_ids[rank] in self.parameters.end_token_ids
             if ends and place >= width:
@@ -111,8 +109,18 @@ class BeamSearch:
             raise ValueError(f"beam {index} has no token yet")
         return last.token
 
-    def _held_back(self, token: int) -> bool:
-        return self.num_tokens < self.parameters.min_tokens and token in self.parameters.end_token_ids
+    def _best_first(self, candidates: list[TokenLogprobs]) -> Iterator[tuple[float, int, int]]:
+        """Totals of all continuations, with the index of their beam and the place of their token among its candidates.
+
+        Of equal ones the better beam's, then the likelier token. Few of many are looked at: all of 128 beams with as
+        many candidates each would hold up everybody's tokens.
+        """
+        held_back = self.parameters.end_token_ids if self.num_tokens < self.parameters.min_tokens else ()
+        of_beams = (
+            _continuations(index, beam.total, found, held_back)
+            for index, (beam, found) in enumerate(zip(self.beams, candidates, strict=True))
+        )
+        return heapq.merge(*of_beams, key=lambda entry: -entry[0])
 
     def _score(self, total: float, num_tokens: int) -> float:
         return total / num_tokens**self.parameters.length_penalty
@@ -127,6 +135,14 @@ class BeamSearch:
         hopes_to_grow = self.parameters.early_stopping is EarlyStopping.NEVER and self.parameters.length_penalty > 0
         most = self._score(self.beams[0].total, max_tokens if hopes_to_grow else self.num_tokens)
         return most <= self.answers[-1].score
+
+
+def _continuations(
+    index: int, total: float, found: TokenLogprobs, held_back: tuple[int, ...]
+) -> Iterator[tuple[float, int, int]]:
+    for rank, logprob in enumerate(found.top_logprobs):
+        if found.top_ids[rank] not in held_back:
+            yield total + logprob, index, rank
 
 
 def outputs_of(last: Node | None) -> list[Node]:
