@@ -14,6 +14,7 @@ Nothing waits for the device, and shapes do not depend on lengths.
 """
 
 import copy
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -50,8 +51,10 @@ def install(model: PreTrainedModel, switch_len: int) -> LongTokens:
         kinds = rope_kinds(module)
         if not set(kinds.values()) & set(_CHOOSES_BY_LENGTH):
             continue
-        forward = getattr(type(module).forward, "__wrapped__", None)
-        if forward is None:
+        whole = type(module).forward
+        # To its very inside: what chooses may itself be wrapped, as transformers 5.17 does by torch.no_grad.
+        forward = inspect.unwrap(whole)
+        if forward is whole:
             continue
         rotary = _Rotary(module, forward, kinds if switch_len else {}, long_tokens)
         if switch_len:
