@@ -2,7 +2,8 @@
 are whole. From the weight files only their headers are read."""
 
 import json
-from collections.abc import Iterator
+import operator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,20 @@ _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Type as safetensors spells it: `BF16`, `F8_E4M3`, ..."""
+    """Type as safetensors spells it: `BF16`, `F8_E4M3`, ... Its bytes are at `begin` of `file`."""
 
     dtype: str
+    shape: tuple[int, ...]
     num_bytes: int
+    file: Path
+    begin: int
+
+    def read_int64s(self) -> list[int]:
+        """The values of a small tensor of type I64."""
+        with self.file.open("rb") as stream:
+            stream.seek(self.begin)
+            data = stream.read(self.num_bytes)
+        return [int.from_bytes(data[i : i + 8], "little", signed=True) for i in range(0, len(data), 8)]
 
 
 def check_directory(directory: Path) -> dict[str, StoredTensor]:
@@ -84,14 +95,19 @@ def _read_header(file: Path) -> dict[str, StoredTensor]:
     try:
         header = json.loads(text)
         header.pop("__metadata__", None)
-        places = {name: (entry["dtype"], *entry["data_offsets"]) for name, entry in header.items()}
-        tensors = {name: StoredTensor(dtype, end - begin) for name, (dtype, begin, end) in places.items()}
-        end = max((end for _, _, end in places.values()), default=0)
+        tensors = {name: _stored(entry, file, 8 + length) for name, entry in header.items()}
+        end = max((tensor.begin + tensor.num_bytes for tensor in tensors.values()), default=8 + length)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise ModelRefused(broken) from error
-    if 8 + length + end != size:
-        raise ModelRefused(f"{file} has {size} bytes where its header names {8 + length + end}; copy it again")
+    if end != size:
+        raise ModelRefused(f"{file} has {size} bytes where its header names {end}; copy it again")
     return tensors
+
+
+def _stored(entry: Mapping[str, Any], file: Path, begin: int) -> StoredTensor:
+    """An entry of the header of `file`, whose tensors begin at `begin`."""
+    first, end = map(operator.index, entry["data_offsets"])
+    return StoredTensor(entry["dtype"], tuple(map(operator.index, entry["shape"])), end - first, file, begin + first)
 
 
 def _read_object(file: Path) -> dict[str, Any]:

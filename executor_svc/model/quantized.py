@@ -31,6 +31,7 @@ def prepare(directory: Path, config: PreTrainedConfig, stored: Mapping[str, Stor
     method = _method(directory, quantization)
     if method == "compressed-tensors":
         _check_schemes(directory, quantization)
+        _check_packed(directory, quantization, stored)
     _check_scales(directory, stored)
     package = _PACKAGES.get(method)
     if package is not None and find_spec(package) is None:
@@ -105,6 +106,24 @@ def _check_schemes(directory: Path, quantization: Mapping[str, Any]) -> None:
             f"{directory}: quantization_config.config_groups in config.json is not made of objects, so it does not say "
             "how its weights are to be read"
         )
+
+
+def _check_packed(directory: Path, quantization: Mapping[str, Any], stored: Mapping[str, StoredTensor]) -> None:
+    """Whole numbers lie in words of 32 bits without gaps. Read at another width, they would be others."""
+    weights = [scheme.get("weights") for scheme in _schemes(quantization)]
+    stated = {str(numbers.get("num_bits", 8)) for numbers in weights if isinstance(numbers, dict)}
+    for name, tensor in stored.items():
+        shape = stored.get(f"{name.removesuffix('packed')}shape")
+        if not name.endswith(".weight_packed") or tensor.dtype != "I32" or shape is None or shape.dtype != "I64":
+            continue
+        num_words, num_values = (tensor.shape or (0,))[-1], (shape.read_int64s() or [0])[-1]
+        widths = {str(bits) for bits in range(1, 9) if -(-num_values * bits // 32) == num_words}
+        if not stated & widths:
+            raise ModelRefused(
+                f"{directory} stores rows of {num_values} weights in {32 * num_words} bits ({name}), but num_bits in "
+                f"quantization_config.config_groups in config.json is {', '.join(sorted(stated)) or 'missing'}; "
+                + (f"set it to {' or '.join(sorted(widths))}" if widths else "copy or download it again")
+            )
 
 
 def _schemes(quantization: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

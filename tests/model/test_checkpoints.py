@@ -1,12 +1,14 @@
 """Quantised checkpoints are served with the numbers they stand for, or are refused."""
 
+import json
+
 import pytest
 
 from executor_svc.model import quantized
 from executor_svc.model.load import load
 from executor_svc.model.refusal import ModelRefused
 from tests.margin import assert_greedy, assert_logprobs, reference_logits, reference_model
-from tests.model.checkpoints import CHECKPOINTS, Checkpoint, make_named
+from tests.model.checkpoints import CHECKPOINTS, Checkpoint, edit_config, make_compressed, make_named
 from tests.model.conftest import MAX_ROWS, random_ids, settings_for
 from tests.model.driver import Driver
 from tests.model.test_margin import greedy
@@ -40,4 +42,15 @@ def test_a_format_whose_package_is_missing_is_refused_with_what_to_install(tmp_p
     make_named(tmp_path, quant_method=method)
     monkeypatch.setattr(quantized, "find_spec", lambda name: None)
     with pytest.raises(ModelRefused, match=rf"{method}.* pip install 'paged-inference\[quantized\]'"):
+        load(settings_for(tmp_path))
+
+
+@pytest.mark.parametrize(("preset", "stated", "right"), [("W8A16", 4, 8), ("W4A16", 3, 4), ("W4A16_ASYM", "two", 4)])
+def test_packed_weights_of_another_width_than_stated_are_refused_with_theirs(tmp_path, preset, stated, right):
+    """Read at a smaller width, they would be other numbers that look like weights, too."""
+    make_compressed(tmp_path, preset=preset)
+    quantization = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+    quantization["config_groups"]["group_0"]["weights"]["num_bits"] = stated
+    edit_config(tmp_path, quantization_config=quantization)
+    with pytest.raises(ModelRefused, match=f"weight_packed.* num_bits .* is {stated}; set it to {right}$"):
         load(settings_for(tmp_path))
