@@ -1,4 +1,5 @@
 import random
+import shutil
 
 import pytest
 import torch
@@ -29,6 +30,12 @@ def random_ids(seed: int, count: int, vocab_size: int = VOCAB_SIZE) -> list[int]
 def tiny_directories(tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
     return {family: save_tiny(root, family) for family in CONFIGS}
+
+
+@pytest.fixture
+def directory(tiny_directories, tmp_path):
+    """A copy of the tiny Llama that a test may change."""
+    return shutil.copytree(tiny_directories["llama"], tmp_path / "llama")
 
 
 class Model:

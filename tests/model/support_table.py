@@ -13,9 +13,9 @@ from executor_svc.model import looking
 from executor_svc.model.proof import ProvenLayer
 from executor_svc.model.refusal import ModelRefused
 from tests.model.checkpoints import CHECKPOINTS
+from tests.model.directories import SAFETENSORS
 from tests.model.families import REFUSED, SERVED, tiny_config
 from tests.model.gguf_files import GGUF_TYPES
-from tests.model.test_directories import SAFETENSORS
 from tests.model.test_families import SITUATIONS
 from tests.model.test_positions import FAMILIES as LEARNED_POSITIONS
 from tests.model.test_refusals import random_model, understand

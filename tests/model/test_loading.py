@@ -3,7 +3,6 @@
 import hashlib
 import io
 import json
-import shutil
 import zipfile
 
 import pytest
@@ -21,12 +20,6 @@ from tests.model.conftest import MAX_ROWS, Model, random_ids, settings_for
 from tests.model.driver import Driver, Sequence, row_sampling
 from tests.model.test_margin import NUM_OUTPUTS, assert_margin, greedy
 from tests.tiny_models import TINY_DECODER, VOCAB_SIZE
-
-
-@pytest.fixture
-def directory(tiny_directories, tmp_path):
-    """A copy of the tiny Llama that a test may change."""
-    return shutil.copytree(tiny_directories["llama"], tmp_path / "llama")
 
 
 def edit_json(file, **changes):

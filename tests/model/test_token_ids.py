@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import shutil
 
 import pytest
 import torch
@@ -18,11 +17,6 @@ from tests.model.driver import Driver, Sequence, row_sampling
 from tests.tiny_models import TINY_DECODER, save_model, save_tokenizer
 
 MISSING = object()
-
-
-@pytest.fixture
-def directory(tiny_directories, tmp_path):
-    return shutil.copytree(tiny_directories["llama"], tmp_path / "llama")
 
 
 def set_entry(file, name: str, value) -> None:
