@@ -214,6 +214,22 @@ def test_a_step_of_a_model_sends_one_copy_and_asks_nothing(family):
             assert launched.drawn.shape == (num_sampling,)
 
 
+@pytest.mark.parametrize("tokens", [None, [7, 8, 9]], ids=["handed on", "replaced"])
+def test_forks_send_one_copy_and_ask_nothing_whatever_token_a_child_goes_on_with(tokens):
+    runner, ids = runner_without_values(CONFIGS["llama"]()), np.arange(6, dtype=np.int32)
+    runner.start_rows([RowStart(i, ids, 4, row_sampling(logprobs=4)) for i in range(2)])
+    # A child may be a parent, too, and hands on what it was before.
+    parents, children = np.array([0, 1, 0], np.int32), np.array([1, 4, 5], np.int32)
+    own = None if tokens is None else np.array(tokens, np.int32)
+    with Crossings() as crossings:
+        runner.fork_rows(parents, children, [row_sampling(logprobs=4)] * 3, own)
+        assert crossings.names == ["aten.copy_.default"]
+        forked = dataclasses.replace(step([1] * 4, [True] * 4, copies=3), rows=np.array([0, 1, 4, 5], np.int32))
+        launched = runner.launch(forked)
+    assert crossings.names == ["aten.copy_.default"] * 2
+    assert (launched.drawn.shape, launched.logprobs.ids.shape) == ((4,), (4, 5))
+
+
 @pytest.mark.parametrize("family", SERVED)
 def test_decode_steps_of_every_family_but_a_few_can_be_recorded(family):
     runner = runner_without_values(tiny_config(family, SERVED[family]))

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from executor_svc.simulated.text import R, mix_one, token_logprobs
 from paged.client import Client, Completion, InvalidRequestError
 from paged.v1.inference_pb2 import BeamSearch
-from scheduler_svc.core.sequence import TokenLogprobs as CoreLogprobs
 from tests.core.beam_oracle import beam_answers
 from tests.margin import MARGIN, reference_model
 from tests.processes import cleaned_up, start_executor, start_scheduler
 from tests.system.conftest import System
 from tests.system.requests import Call, idle_load, ready
+from tests.system.simulated_answers import END_IDS, likely_tokens
+from tests.system.simulated_answers import VOCAB_SIZE as SIMULATED_VOCAB
 from tests.tiny_models import VOCAB_SIZE, save_tiny
 
 EARLY = {
@@ -26,8 +26,6 @@ EARLY = {
     True: BeamSearch.EARLY_STOPPING_YES,
     "never": BeamSearch.EARLY_STOPPING_NEVER,
 }
-SIMULATED_VOCAB = 300
-END_IDS = tuple(range(0, SIMULATED_VOCAB, 12))
 
 
 @dataclass(frozen=True)
@@ -53,14 +51,6 @@ class Search:
             ignore_eos=True,
             **options,
         )
-
-
-def simulated(context: list[int], _: int, count: int) -> CoreLogprobs:
-    """What the simulated model says of a context, most likely first."""
-    mixed = mix_one(sum((token + 1) * pow(R, i, 1 << 64) for i, token in enumerate(context)) % (1 << 64))
-    token = (mixed >> 32) % SIMULATED_VOCAB
-    ids, values = token_logprobs(token, mixed, min(count, SIMULATED_VOCAB), SIMULATED_VOCAB)
-    return CoreLogprobs(values[0], 1, ids[1:].tolist(), values[1:])
 
 
 def searches(
@@ -103,7 +93,7 @@ async def test_searches_are_exact_beside_ordinary_requests_in_a_pool_too_small(s
             length_penalty=search.length_penalty,
             early_stopping=search.early_stopping,
             end_ids=END_IDS,
-            likely=simulated,
+            likely=likely_tokens,
         )
         if [(whole.token_ids, whole.score) for whole in said] != expected[: search.returned]:
             wrong.append(search)
@@ -140,7 +130,7 @@ async def test_a_search_outlives_the_executor_and_says_nothing_before_its_end(sy
         load = await idle_load(client)
     assert load.executor_losses == 1
     assert [message.index for message in messages] == [0, 1, 2]
-    expected = beam_answers(prompt, 4, 40, likely=simulated)[:3]
+    expected = beam_answers(prompt, 4, 40, likely=likely_tokens)[:3]
     assert [(list(message.token_ids), message.score) for message in messages] == expected
     for message in messages:
         assert len(message.logprobs) == 40

@@ -14,23 +14,23 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from executor_svc.simulated.text import simulated_continuation
 from scheduler_svc.core.audit import audit, audit_idle
+from scheduler_svc.core.beam import EarlyStopping
 from scheduler_svc.core.sequence import Sampling
 from scheduler_svc.engine import Engine
-from scheduler_svc.requests import GenerationRequest
+from scheduler_svc.requests import BeamOptions, GenerationRequest
 from scheduler_svc.settings import SchedulerSettings
 from tests.processes import start_executor
-from tests.system.conftest import VOCAB_SIZE
+from tests.system.simulated_answers import END_IDS, VOCAB_SIZE, right_answers
 
 POOL = ["--num-blocks", "24", "--max-rows", "5", "--tokens-per-step", "24"]
-EXECUTOR = ["--simulate", *POOL, "--simulate-fixed-us", "500"]
-STEMS = [list(range(1000, 1150)), [5000 + i * i % 977 for i in range(150)]]
+EXECUTOR = ["--simulate", *POOL, "--simulate-fixed-us", "500", "--simulate-vocab-size", str(VOCAB_SIZE)]
+STEMS = [list(range(100, 250)), [i * i % 97 for i in range(150)]]
 prompts = st.builds(
     lambda stem, kept, tail: STEMS[stem][:kept] + tail,
     st.integers(0, 1),
     st.integers(0, 120),
-    st.lists(st.integers(300, 31_999), min_size=1, max_size=20),
+    st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=20),
 )
 
 
@@ -38,24 +38,16 @@ class Call:
     """One request, what has come of it, and what must."""
 
     def __init__(self, engine: Engine, request: GenerationRequest) -> None:
-        self.ids: list[list[int]] = [[] for _ in range(request.num_samples)]
-        self.expected = [
-            simulated_continuation(
-                request.prompt_ids,
-                request.max_tokens or 0,
-                vocab_size=VOCAB_SIZE,
-                temperature=request.sampling.temperature,
-                seed=request.sampling.seed,
-                index=index,
-            )
-            for index in range(request.num_samples)
-        ]
+        self.expected = right_answers(request)
+        self.ids: list[list[int]] = [[] for _ in self.expected]
+        self.scores: list[float | None] = [None for _ in self.expected]
         self.task = asyncio.ensure_future(self._collect(engine, request))
 
     async def _collect(self, engine: Engine, request: GenerationRequest) -> None:
         async with contextlib.aclosing(engine.generate(request)) as deltas:
             async for delta in deltas:
                 self.ids[delta.index] += delta.token_ids
+                self.scores[delta.index] = delta.score
 
 
 class PlanStream(RuleBasedStateMachine):
@@ -96,6 +88,52 @@ class PlanStream(RuleBasedStateMachine):
         )
         self._run(self._submit(request))
 
+    @rule(
+        prompt=prompts,
+        max_tokens=st.integers(1, 16),
+        beam=st.builds(
+            BeamOptions, st.integers(1, 5), st.sampled_from([0.0, 1.0, 2.0, -1.0]), st.sampled_from(EarlyStopping)
+        ),
+        ends=st.sampled_from([(), END_IDS]),
+        data=st.data(),
+    )
+    def search(
+        self, prompt: list[int], max_tokens: int, beam: BeamOptions, ends: tuple[int, ...], data: st.DataObject
+    ) -> None:
+        self.num_requests += 1
+        request = GenerationRequest(
+            f"r{self.num_requests}",
+            prompt,
+            Sampling(),
+            max_tokens,
+            stop_token_ids=ends,
+            ignore_eos=True,
+            num_samples=data.draw(st.integers(1, beam.width)),
+            beam=beam,
+        )
+        self._run(self._submit(request))
+
+    @rule(
+        prompt=prompts,
+        max_tokens=st.integers(1, 40),
+        seed=st.integers(1, 3),
+        best_of=st.integers(2, 7),
+        ends=st.sampled_from([(), END_IDS]),
+    )
+    def take_the_best(self, prompt: list[int], max_tokens: int, seed: int, best_of: int, ends: tuple[int, ...]) -> None:
+        self.num_requests += 1
+        request = GenerationRequest(
+            f"r{self.num_requests}",
+            prompt,
+            Sampling(temperature=1.0, seed=seed),
+            max_tokens,
+            stop_token_ids=ends,
+            ignore_eos=True,
+            num_samples=(best_of + 1) // 2,
+            best_of=best_of,
+        )
+        self._run(self._submit(request))
+
     async def _submit(self, request: GenerationRequest) -> None:
         self.calls.append(Call(self.engine, request))
         await asyncio.sleep(0)
@@ -131,7 +169,7 @@ class PlanStream(RuleBasedStateMachine):
     @invariant()
     def every_text_is_exact(self) -> None:
         for call in self.calls:
-            assert all(ids == right[: len(ids)] for ids, right in zip(call.ids, call.expected, strict=True))
+            assert all(ids == right[: len(ids)] for ids, (right, _) in zip(call.ids, call.expected, strict=True))
 
     def teardown(self) -> None:
         try:
@@ -145,7 +183,8 @@ class PlanStream(RuleBasedStateMachine):
 
     async def _finish(self) -> None:
         await asyncio.gather(*[call.task for call in self.calls])
-        assert [call.ids for call in self.calls] == [call.expected for call in self.calls]
+        for call in self.calls:
+            assert list(zip(call.ids, call.scores, strict=True)) == call.expected
         scheduler = self.engine._scheduler
         while scheduler.state.num_running or scheduler.state.in_flight:
             await asyncio.sleep(0.01)
