@@ -31,6 +31,7 @@ class GrammarMasks:
         self._check = GrammarCheck(limit_s)
         self._grammars: Grammars | None = None
         self._fail, self._wake = fail, wake
+        self._turn = asyncio.Lock()
         self._waiting: deque[Sequence] = deque()  # for their masks
         self._has_any = False  # until the first grammar, nobody is looked at
 
@@ -42,10 +43,9 @@ class GrammarMasks:
         grammars = self._grammars
         if grammars is None or grammars.tokenizer is not tokenizer or grammars.vocab_size != vocab_size:
             grammars = self._grammars = Grammars(tokenizer, vocab_size)
-        if not grammars.knows(grammar) and (problem := await self._check.problem_with(grammar)) is not None:
-            raise _refused(grammar, problem)
         ends = answers[0].sequence.end_token_ids
         try:
+            await self._compile(grammars, grammar)
             matcher, mask = await asyncio.to_thread(_begun, grammars, grammar, ends)
         except (UnusableGrammar, GrammarStuck) as error:
             raise _refused(grammar, str(error)) from error
@@ -54,6 +54,23 @@ class GrammarMasks:
             answer.matcher = matcher.copy()
             answer.sequence.masked = True
             self._scheduler.allow(answer.sequence, mask)
+
+    async def _compile(self, grammars: Grammars, grammar: Grammar) -> None:
+        """One grammar at a time, so that those who wait take no threads from others. Raises InvalidRequest,
+        UnusableGrammar."""
+        if grammars.knows(grammar):
+            return
+        async with self._turn:
+            if grammars.knows(grammar):
+                return
+            if (problem := await self._check.problem_with(grammar)) is not None:
+                raise _refused(grammar, problem)
+            compiling = asyncio.ensure_future(asyncio.to_thread(grammars.compile, grammar))
+            try:
+                await asyncio.shield(compiling)
+            except asyncio.CancelledError:
+                await asyncio.gather(compiling, return_exceptions=True)  # the thread goes on, and it is its turn
+                raise
 
     def on_tokens(self, updated: Iterable[Sequence]) -> None:
         """These have got tokens. Masks that cannot be made in a slice of time are made after the next plan."""

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import llguidance
 
 MAX_MEMORY_BYTES = 1 << 30
+MAX_STACK_BYTES = 1 << 20  # less than any thread has that compiles the same again: what is too deep ends here
 WHITE_SPACE = r"[\x20\x0A\x0D\x09]{1,20}"  # between the tokens of JSON; without a bound, a model may go on for ever
 
 
@@ -67,6 +68,7 @@ def problem_with(kind: str, source: Any, tokenizer: llguidance.LLTokenizer) -> s
 
 def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_STACK, (MAX_STACK_BYTES, MAX_STACK_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes()))
     for line in sys.stdin:

@@ -102,8 +102,9 @@ class Grammars:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
-        self._lock = threading.Lock()
-        self._all_ids = np.packbits(np.arange(-(-vocab_size // 32) * 32) < vocab_size, bitorder="little")
+        self._lock = threading.Lock()  # of what is kept; never held for long
+        self._turn = threading.Lock()  # one is compiled at a time
+        self._text_ids = self._bits(())  # those with a text of their own, once pieces are known
         self._tokens: llguidance.LLTokenizer | None = None
         self._compiled: OrderedDict[Grammar, llguidance.LLMatcher] = OrderedDict()
 
@@ -112,17 +113,26 @@ class Grammars:
         with self._lock:
             return grammar in self._compiled
 
+    def compile(self, grammar: Grammar) -> None:
+        """Have it kept: a second for the first one of a large vocabulary, then as long as the worker took to try it.
+        Raises UnusableGrammar."""
+        self._keep(grammar, self._compile(grammar))
+
     def matcher(self, grammar: Grammar, end_token_ids: Iterable[int]) -> Matcher:
-        """At the beginning of a text that these tokens end. Compiles where need be: a second for the first one of a
-        large vocabulary, then milliseconds. Raises UnusableGrammar."""
+        """At the beginning of a text that these tokens end. Compiles what is not kept. Raises UnusableGrammar."""
         with self._lock:
-            compiled = self._compiled.pop(grammar, None) or self._compile(grammar)
+            compiled = self._compiled.get(grammar)
+        compiled = compiled or self._compile(grammar)
+        self._keep(grammar, compiled)
+        ends = self._bits(end_token_ids)
+        return Matcher(compiled.deep_copy(), self._text_ids & ~ends, ends)
+
+    def _keep(self, grammar: Grammar, compiled: "llguidance.LLMatcher") -> None:
+        with self._lock:
             self._compiled[grammar] = compiled
+            self._compiled.move_to_end(grammar)
             if len(self._compiled) > MAX_KEPT:
                 self._compiled.popitem(last=False)
-            matcher = compiled.deep_copy()
-            ends = self._bits(end_token_ids)
-            return Matcher(matcher, self._all_ids & ~ends, ends)
 
     def _compile(self, grammar: Grammar) -> "llguidance.LLMatcher":
         import llguidance
@@ -133,7 +143,8 @@ class Grammars:
             source = grammar_of(grammar.kind, grammar.source)
         except ValueError as error:
             raise UnusableGrammar(str(error)) from error
-        compiled = llguidance.LLMatcher(self._library_tokens(), source, log_level=0, limits=limits())
+        with self._turn:
+            compiled = llguidance.LLMatcher(self._library_tokens(), source, log_level=0, limits=limits())
         if compiled.is_error():
             raise UnusableGrammar(compiled.get_error())
         return compiled
@@ -148,6 +159,8 @@ class Grammars:
             # From pieces: while the library loads a tokenizer.json, seconds for a large one, nothing else can run.
             vocabulary = llguidance.TokenizerWrapper(_Vocabulary(self.tokenizer, pieces, self.vocab_size))
             self._tokens = llguidance.LLTokenizer(vocabulary)
+            # A Lark grammar may name ids as they are, <[0]>.
+            self._text_ids = self._bits(i for i, piece in enumerate(pieces) if piece is not None)
         return self._tokens
 
     def _bits(self, ids: Iterable[int]) -> NDArray[np.uint8]:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from scheduler_svc.text.grammar_check import GrammarCheck
+from scheduler_svc.text.grammar_check import DIED, GrammarCheck
 from scheduler_svc.text.grammars import Grammar
 
 SLOW = Grammar("json_schema", '{"type": "integer", "multipleOf": 999983}')  # an automaton of a million states
@@ -53,6 +53,18 @@ def nested(depth: int) -> str:
 async def test_what_cannot_be_used_is_told(check, grammar, problem):
     found = await check.problem_with(grammar)
     assert found is None if problem is None else found is not None and problem in found
+
+
+def chain(depth: int) -> Grammar:
+    """Rules of which each begins with the next."""
+    rules = "\n".join(f'r{i}: r{i + 1} "a"' for i in range(depth))
+    return Grammar("lark", f'start: r0\n{rules}\nr{depth}: "x"')
+
+
+async def test_what_is_refused_as_too_deep_leaves_a_thread_of_ours_far_from_the_end_of_its_stack(check):
+    """The depth that the worker's process survives must be far below that at which a thread would take ours along."""
+    assert await check.problem_with(chain(100)) is None
+    assert await check.problem_with(chain(700)) == DIED
 
 
 async def test_what_takes_too_long_is_ended_and_the_next_is_looked_at_as_ever():

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import threading
 
 import numpy as np
 import pytest
@@ -143,6 +144,30 @@ def test_no_id_is_allowed_that_the_model_or_the_tokenizer_lacks(tokenizer):
         assert len(mask) == -(-vocab_size // 32) * 4
         assert max(ids_of(mask)) < min(vocab_size, known)
         assert not {0, 1, 2, 3} & set(ids_of(mask)), "special tokens have no text"
+
+
+def test_no_id_is_allowed_that_has_no_text_though_a_grammar_names_it(tokenizer, grammars):
+    for ids in ("<[0]>", "<[0-3]>"):
+        with pytest.raises(GrammarStuck):
+            grammars.matcher(Grammar("lark", f"start: {ids}"), [END]).follow(())
+    anything = grammars.matcher(Grammar("lark", 'start: <[*]> "a"'), [END])
+    assert not {0, 1, 2, 3} & set(ids_of(anything.follow(())))
+
+
+def test_a_kept_grammar_is_found_and_used_while_another_is_compiled(tokenizer):
+    grammars, kept = Grammars(tokenizer, tokenizer.vocab_size), Grammar("regex", "a")
+    grammars.compile(kept)
+    found = []
+
+    def find() -> None:
+        found.append(grammars.knows(kept))
+        found.append(grammars.matcher(kept, [END]).follow(()) is not None)
+
+    with grammars._turn:  # as while it compiles
+        finding = threading.Thread(target=find, daemon=True)
+        finding.start()
+        finding.join(5)
+    assert found == [True, True]
 
 
 def test_a_token_that_the_grammar_does_not_allow_is_told(tokenizer, grammars):
