@@ -31,7 +31,7 @@ def open_request(
         sequence.owner = answers[-1]
     sequences = [answer.sequence for answer in answers]
     if request.beam is not None:
-        sequences[0].group = _beam_group(request.beam, request.sampling.min_tokens, end_token_ids, sequences)
+        sequences[0].group = _beam_group(request.beam, sampling, end_token_ids, sequences)
     else:
         sequences[0].held = sequences[1:]
     if request.best_of is not None:
@@ -73,13 +73,14 @@ def _text_stream(request: GenerationRequest, tokenizer: Tokenizer) -> TextStream
 
 
 def _beam_group(
-    beam: BeamOptions, min_tokens: int, end_token_ids: tuple[int, ...], sequences: list[Sequence]
+    beam: BeamOptions, sampling: Sampling, end_token_ids: tuple[int, ...], sequences: list[Sequence]
 ) -> BeamGroup:
     parameters = BeamParameters(
         width=beam.width,
         length_penalty=beam.length_penalty,
         early_stopping=beam.early_stopping,
         end_token_ids=end_token_ids,
-        min_tokens=min_tokens,
+        min_tokens=sampling.min_tokens,
+        num_told=sampling.logprobs or 0,
     )
     return BeamGroup(sequences, BeamSearch(parameters))

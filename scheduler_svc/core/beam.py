@@ -26,18 +26,22 @@ class EarlyStopping(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class BeamParameters:
-    """Meaning and ranges as in `BeamSearch` of inference.proto. End tokens do not count before `min_tokens`."""
+    """Meaning and ranges as in `BeamSearch` of inference.proto. End tokens do not count before `min_tokens`.
+
+    With each token of an answer, the `num_told` likeliest ones at its place are told.
+    """
 
     width: int
     length_penalty: float = 1.0
     early_stopping: EarlyStopping = EarlyStopping.NO
     end_token_ids: tuple[int, ...] = ()
     min_tokens: int = 0
+    num_told: int = 0
 
     @property
     def num_candidates(self) -> int:
         """How many of its most likely tokens to know of each beam."""
-        return self.width + len(self.end_token_ids)
+        return max(self.width + len(self.end_token_ids), self.num_told)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,9 +49,7 @@ class Node:
     """A token of a beam; the one before it, and so on, are the beam's output."""
 
     token: int
-    logprob: float
-    rank: int
-    candidates: TokenLogprobs
+    logprobs: TokenLogprobs
     before: "Node | None"
 
 
@@ -92,7 +94,7 @@ class BeamSearch:
             ends = is_last or found.top_ids[rank] in self.parameters.end_token_ids
             if ends and place >= width:
                 continue
-            node = Node(found.top_ids[rank], found.top_logprobs[rank], rank + 1, found, self.beams[index].last)
+            node = Node(found.top_ids[rank], self._told(found, rank), self.beams[index].last)
             if ends:
                 self.answers.append(BeamAnswer(self._score(total, self.num_tokens), node))
             elif len(going_on) < width:
@@ -108,6 +110,11 @@ class BeamSearch:
         if last is None:
             raise ValueError(f"beam {index} has no token yet")
         return last.token
+
+    def _told(self, found: TokenLogprobs, rank: int) -> TokenLogprobs:
+        """What is remembered of a token: no more than the answer needs, for outputs may be long and beams many."""
+        most = self.parameters.num_told
+        return TokenLogprobs(found.top_logprobs[rank], rank + 1, found.top_ids[:most], found.top_logprobs[:most])
 
     def _best_first(self, candidates: list[TokenLogprobs]) -> Iterator[tuple[float, int, int]]:
         """Totals of all continuations, with the index of their beam and the place of their token among its candidates.

@@ -62,7 +62,7 @@ class BeamGroup:
         beam = Sequence(
             request_id=handle.request_id,
             token_ids=token_ids,
-            sampling=Sampling(temperature=0, logprobs=self._num_candidates),
+            sampling=Sampling(temperature=0, logprobs=self.parameters.num_candidates),
             cache_salt=handle.cache_salt,
             bypass_cache=handle.bypass_cache,
             priority=handle.priority,
@@ -88,22 +88,13 @@ class BeamGroup:
         ends = self.parameters.end_token_ids
         for sequence, answer in zip(self.answers, self.search.answers, strict=False):
             nodes = outputs_of(answer.last)
-            sequence.token_ids = sequence.token_ids + [
-                node.token for node in nodes
-            ]  # the prompt's list is others', too
+            output = [node.token for node in nodes]
+            sequence.token_ids = sequence.token_ids + output  # the prompt's list is others', too
             sequence.score = answer.score
             sequence.end_reason = EndReason.END_TOKEN if nodes[-1].token in ends else EndReason.LENGTH
             sequence.num_cached = self.handle.num_cached
-            if (most := self.handle.sampling.logprobs) is not None:
-                sequence.logprobs.extend(
-                    TokenLogprobs(
-                        node.logprob,
-                        node.rank,
-                        node.candidates.top_ids[:most],
-                        node.candidates.top_logprobs[:most],
-                    )
-                    for node in nodes
-                )
+            if self.handle.sampling.logprobs is not None:
+                sequence.logprobs.extend(node.logprobs for node in nodes)
         return self.answers
 
     def fail(self, reason: EndReason) -> list[Sequence]:
@@ -111,7 +102,3 @@ class BeamGroup:
         for sequence in self.answers:
             sequence.end_reason = reason
         return self.answers
-
-    @property
-    def _num_candidates(self) -> int:
-        return max(self.parameters.num_candidates, self.handle.sampling.logprobs or 0)

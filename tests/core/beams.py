@@ -17,12 +17,13 @@ def beams_of(
     early_stopping: bool | str = False,
     end_ids: tuple[int, ...] = (),
     min_tokens: int = 0,
+    place: dict | None = None,
 ) -> list[Sequence]:
     """The sequences that are given the answers; the first is the one to submit."""
     answers = [
-        Sequence("b", list(prompt), max_tokens, Sampling(temperature=0, index=index, logprobs=1))
+        Sequence("b", list(prompt), max_tokens, Sampling(temperature=0, index=index, logprobs=1), **(place or {}))
         for index in range(returned or width)
     ]
-    parameters = BeamParameters(width, length_penalty, EARLY[early_stopping], end_ids, min_tokens)
+    parameters = BeamParameters(width, length_penalty, EARLY[early_stopping], end_ids, min_tokens, num_told=1)
     answers[0].group = BeamGroup(answers, BeamSearch(parameters))
     return answers

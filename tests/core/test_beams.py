@@ -3,6 +3,7 @@
 import pytest
 
 from scheduler_svc.core.audit import audit
+from scheduler_svc.core.beam import outputs_of
 from scheduler_svc.core.plan import Lease
 from scheduler_svc.core.scheduler import NeverFits
 from scheduler_svc.core.sequence import EndReason, Sequence, State
@@ -252,3 +253,13 @@ def test_the_same_search_again_and_again_finds_the_same_and_leaves_no_record() -
         if i % 4 != 3:
             assert_found(answers, prompt, 4)
     assert (run.scheduler.state.groups, run.scheduler.state.forks, run.scheduler.state.leaders) == ({}, [], [])
+
+
+def test_a_search_remembers_of_candidates_no_more_than_it_will_tell() -> None:
+    run, answers = Run(num_blocks=80), beams_of([1, 2, 3], 4, 9, end_ids=tuple(range(20)), min_tokens=9)
+    run.scheduler.submit(answers[0])
+    for _ in range(5):
+        run.step()
+    remembered = [node for beam in answers[0].group.search.beams for node in outputs_of(beam.last)]
+    assert len(remembered) == 4 * 5
+    assert all(len(node.logprobs.top_ids) == len(node.logprobs.top_logprobs) == 1 for node in remembered)
