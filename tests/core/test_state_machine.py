@@ -27,12 +27,19 @@ prompts = st.builds(
 )
 leases = st.fixed_dictionaries(
     {
-        "num_blocks": st.integers(12, 40),
+        "num_blocks": st.one_of(st.integers(2, 11), st.integers(12, 40)),
         "num_rows": st.integers(2, 10),
         "budget": st.integers(1, 40),
         "block_size": st.sampled_from([1, 4, 16]),
         "max_model_len": st.sampled_from([40, 1000]),
         "rope_switch_len": st.sampled_from([0, 0, 8, 21]),
+    }
+)
+places = st.fixed_dictionaries(
+    {
+        "priority": st.sampled_from([0, 0, 1, -3]),
+        "tenant": st.sampled_from(["", "heavy", "light"]),
+        "bypass_cache": st.sampled_from([False, False, True]),
     }
 )
 requests = st.fixed_dictionaries(
@@ -43,13 +50,7 @@ requests = st.fixed_dictionaries(
         "salt": st.sampled_from(["", "a"]),
         "num_samples": st.sampled_from([1, 2, 3, 4, 6]),
         "masked": st.sampled_from([False, False, True]),
-        "place": st.fixed_dictionaries(
-            {
-                "priority": st.sampled_from([0, 0, 1, -3]),
-                "tenant": st.sampled_from(["", "heavy", "light"]),
-                "bypass_cache": st.sampled_from([False, False, True]),
-            }
-        ),
+        "place": places,
         "scored": st.sampled_from([False, False, True]),
     }
 )
@@ -62,6 +63,8 @@ searches = st.fixed_dictionaries(
         "end_ids": st.sampled_from([(), (1, 2, 3, 4, 5, 6)]),
         "length_penalty": st.sampled_from([-1.0, 0.0, 1.0, 2.0]),
         "early_stopping": st.sampled_from([False, True, "never"]),
+        "min_tokens": st.sampled_from([0, 0, 3]),
+        "place": places,
     }
 )
 
@@ -367,7 +370,7 @@ class Core(RuleBasedStateMachine):
                 continue
             self.found.add(first)
             prompt = search["prompt"]
-            given = {name: search[name] for name in ("length_penalty", "early_stopping", "end_ids")}
+            given = {name: search[name] for name in ("length_penalty", "early_stopping", "end_ids", "min_tokens")}
             expected = beam_answers(prompt, search["width"], first.max_total - len(prompt), **given)[: len(answers)]
             assert [(answer.token_ids[len(prompt) :], answer.score) for answer in answers] == expected
 
