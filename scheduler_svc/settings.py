@@ -122,7 +122,7 @@ class SchedulerSettings(BaseSettings):
         2, ge=1, le=1000, description="Losses of the executor over a request computed alone, after which it fails."
     )
     watermark: float = Field(
-        default=0.01, ge=0, le=0.5, description="Share of the blocks that stays free when a new request is admitted."
+        default=0.05, ge=0, le=0.5, description="Share of the blocks that stays free when a new request is admitted."
     )
     ageing_tokens: int = Field(
         default=1_000_000,

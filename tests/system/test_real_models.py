@@ -1,7 +1,9 @@
 """Real models through the whole system: gRPC, scheduler, plan stream, executor. Judged by the margin rule."""
 
 import asyncio
+import json
 import random
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -241,3 +243,41 @@ async def test_each_of_several_samples_keeps_the_margin(
         for index, sample in enumerate(samples):
             sampling.index = index
             judge(reference, Answered(prompt, sampling, sample.token_ids, sample.logprobs))
+
+
+@pytest.mark.model
+async def test_what_the_small_real_model_says_satisfies_its_grammar(tmp_path: Path) -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "capital": {"type": "string", "maxLength": 20},
+            "population": {"type": "integer", "minimum": 1, "maximum": 10**9},
+            "languages": {"type": "array", "items": {"enum": ["French", "German", "Italian"]}, "maxItems": 3},
+        },
+        "required": ["capital", "population", "languages"],
+        "additionalProperties": False,
+    }
+    prompt = "Switzerland as JSON:\n"
+    with cleaned_up([]) as services:
+        services.append(start_executor(tmp_path, "--model", str(demo_model_path()), "--num-blocks", "200"))
+        endpoint = services[0].wait_until_ready().address
+        services.append(start_scheduler(tmp_path, endpoint))
+        async with Client(services[1].wait_until_ready().address) as client:
+            await ready(client)
+            samples, plain, chosen, date = await asyncio.gather(
+                client.complete_samples(prompt, json_schema=schema, n=3, temperature=1.0, seed=1, max_tokens=120),
+                client.complete(prompt, temperature=0, max_tokens=20),
+                client.complete("Is water wet? ", choice=["yes", "no"], temperature=0),
+                client.complete("The moon landing was on ", regex="[0-9]{4}-[01][0-9]-[0-3][0-9]", temperature=0),
+            )
+            alone = await client.complete(prompt, temperature=0, max_tokens=20)
+    for sample in samples:
+        said = json.loads(sample.text)
+        assert said.keys() == schema["properties"].keys()
+        assert len(said["capital"]) <= 20
+        assert 1 <= said["population"] <= 10**9
+        assert {*said["languages"]} <= {"French", "German", "Italian"}
+    assert len({sample.text for sample in samples}) > 1
+    assert chosen.text in ("yes", "no")
+    assert re.fullmatch("[0-9]{4}-[01][0-9]-[0-3][0-9]", date.text)
+    assert plain.text == alone.text
