@@ -341,13 +341,15 @@ class Engine:
             asyncio.get_running_loop().call_soon(self._serve_answers)
 
     def _take(self, answer: Answer) -> None:
-        request_id = answer.sequence.request_id
+        request_id, was_over = answer.sequence.request_id, answer.is_over
         try:
             answer.take()
         except Exception:  # a fault of ours in one text must not stop the others
             log.exception("text_failed", request=request_id)
             answer.fail(RequestFailed("the text could not be made"))
         if answer.error is not None:
+            if not was_over:
+                log.warning("answer_failed", request=request_id, reason=str(answer.error))
             self._fail(self._requests[request_id], answer.error)  # the other samples are of no use now
         elif answer.is_over:
             self._scheduler.cancel(answer.sequence)  # a stop string: the core does not know yet

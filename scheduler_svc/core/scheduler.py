@@ -36,7 +36,7 @@ class Scheduler:
         self,
         *,
         prefix_caching: bool = True,
-        watermark: float = 0.01,
+        watermark: float = 0.05,
         longest: int | None = None,
         queue: AdmissionQueue | None = None,
         cache_events: CacheEvents | None = None,
