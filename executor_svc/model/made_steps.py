@@ -1,6 +1,6 @@
 """Steps made up to measure with: rows of chosen lengths, each in blocks of its own."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,11 +8,26 @@ import numpy as np
 from executor_svc.step import RowStart, Runner, Step, StepOutput
 from paged.v1 import executor_pb2
 
-GREEDY = executor_pb2.RowSampling(top_p=1.0, repetition_penalty=1.0)
-EVERYTHING = executor_pb2.RowSampling(
-    temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, repetition_penalty=1.1, presence_penalty=0.1,
-    frequency_penalty=0.1, seed=1, min_tokens=1 << 20, end_token_ids=[0], logprobs=20,
-)  # fmt: skip
+SamplingOf = Callable[[int], executor_pb2.RowSampling]
+"""The parameters of a row."""
+
+
+def greedy(_: int) -> executor_pb2.RowSampling:
+    return executor_pb2.RowSampling(top_p=1.0, repetition_penalty=1.0)
+
+
+def everything(row: int) -> executor_pb2.RowSampling:
+    """All that can be asked for; with rules that no other row has, as rows of equal rules share what these take."""
+    return executor_pb2.RowSampling(
+        temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, repetition_penalty=1.1, presence_penalty=0.1,
+        frequency_penalty=0.1, seed=1, min_tokens=1 << 20, end_token_ids=[0], logprobs=20,
+        bias_ids=_int32s(1), biases=np.array([row / 1024], "<f4").tobytes(),
+        banned_ids=_int32s(1, 0), banned_lengths=_int32s(2),
+    )  # fmt: skip
+
+
+def _int32s(*values: int) -> bytes:
+    return np.array(values, "<i4").tobytes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +49,7 @@ def make_step(
     num_tokens: Sequence[int],
     block_size: int,
     *,
-    sampling: executor_pb2.RowSampling = GREEDY,
+    sampling: SamplingOf = greedy,
     num_blocks: int | None = None,
     table_width: int = 1,
 ) -> MadeStep:
@@ -52,7 +67,7 @@ def make_step(
     positions = np.arange(len(token_rows), dtype=np.int32) - query_start[token_rows]
     slots = tables[token_rows, positions // block_size].astype(np.int64) * block_size + positions % block_size
     return MadeStep(
-        [RowStart(row, np.zeros(count, np.int32), count, sampling) for row, count in enumerate(tokens.tolist())],
+        [RowStart(row, np.zeros(count, np.int32), count, sampling(row)) for row, count in enumerate(tokens.tolist())],
         Step(
             rows=rows,
             query_start=query_start,

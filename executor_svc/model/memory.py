@@ -42,10 +42,10 @@ def block_bytes(layers: list[ProvenLayer], block_size: int) -> int:
 
 def step_bytes(*, tokens_per_step: int, max_rows: int, widest_layer: int, vocab_size: int, itemsize: int) -> int:
     """Roughly the most that one step's temporaries take: six tensors of the widest layer's output for all tokens,
-    logits of all rows and their penalties' counts, and four fp32 or float64 columns as wide as the vocabulary for the
-    rows sampled at once."""
+    logits of all rows, their penalties' counts, what rules add to them (kept, and taken for the step), and four fp32 or
+    float64 columns as wide as the vocabulary for the rows sampled at once."""
     activations = 6 * tokens_per_step * widest_layer * itemsize
-    sampling = max_rows * vocab_size * (itemsize + 4 + 8) + 4 * 8 * min(max_rows * vocab_size, 1 << 24)
+    sampling = max_rows * vocab_size * (itemsize + 4 + 8 + 8) + 4 * 8 * min(max_rows * vocab_size, 1 << 24)
     return activations + sampling
 
 

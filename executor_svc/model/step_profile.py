@@ -8,7 +8,7 @@ import torch
 
 from executor_svc.model.decode_graphs import ladder
 from executor_svc.model.device import refusing_out_of_memory
-from executor_svc.model.made_steps import EVERYTHING, MadeStep, largest_step, make_step
+from executor_svc.model.made_steps import MadeStep, everything, largest_step, make_step
 from executor_svc.model.runner import ModelRunner
 
 log = structlog.get_logger(__name__)
@@ -39,8 +39,8 @@ def measure_step_bytes(
     num_blocks = 2 + max_rows + -(-sum(largest) // block_size)
     with refusing_out_of_memory("the largest step", device, needed=None, lower=LOWER):
         runner = make_runner(num_blocks)
-        everything = make_step(largest, block_size, sampling=EVERYTHING, num_blocks=num_blocks)
-        step_bytes = _peak_bytes(everything, runner, device)
+        fullest = make_step(largest, block_size, sampling=everything, num_blocks=num_blocks)
+        step_bytes = _peak_bytes(fullest, runner, device)
         decode_bytes = _peak_bytes(make_step([1] * max_rows, block_size, num_blocks=num_blocks), runner, device)
     del runner
     _give_back()

@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass
 
-from executor_svc.model.made_steps import EVERYTHING, MadeStep, make_step
+from executor_svc.model.made_steps import MadeStep, everything, make_step
 from executor_svc.step import Runner
 
 
@@ -55,7 +55,7 @@ def _kinds(room: Room) -> list[MadeStep]:
                 made.append(step)
         num_rows *= 4
     few = min(2, room.max_rows)
-    made.append(make_step([1] * few, room.block_size, num_blocks=room.num_blocks, sampling=EVERYTHING))
+    made.append(make_step([1] * few, room.block_size, num_blocks=room.num_blocks, sampling=everything))
     return made
 
 

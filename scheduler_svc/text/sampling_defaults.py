@@ -1,6 +1,7 @@
 """How a model's makers would have its tokens drawn: what generation_config.json says of sampling."""
 
 import math
+import struct
 from typing import Any
 
 # As in SamplingParams: lowest and highest value, and whether the lowest is one.
@@ -19,15 +20,22 @@ def sampling_defaults(config: dict[str, Any]) -> dict[str, float]:
     As transformers reads it: with `do_sample` false, which has to be stated, the most likely token is taken, and what
     is said of filters means nothing.
     """
-    stated = {name: config[name] for name in _RANGES if _is_number(config.get(name))}
-    kept = {name: float(value) for name, value in stated.items() if _is_within(value, *_RANGES[name])}
+    stated = {name: value for name in _RANGES if (value := _as_sent(config.get(name))) is not None}
+    kept = {name: value for name, value in stated.items() if _is_within(value, *_RANGES[name])}
     if config.get("do_sample") is False:
         kept = {name: value for name, value in kept.items() if name == "repetition_penalty"} | {"temperature": 0.0}
     return kept
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def _as_sent(value: Any) -> float | None:
+    """The float32 that a message makes of it: what is above 0 in the file may be 0 there. None for what is none."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        (sent,) = struct.unpack("<f", struct.pack("<f", value))
+    except (OverflowError, struct.error):  # floats and whole numbers that are too large
+        return None
+    return sent if math.isfinite(sent) else None
 
 
 def _is_within(value: float, lowest: float, highest: float, closed: bool) -> bool:

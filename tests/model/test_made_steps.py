@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from executor_svc.model.made_steps import EVERYTHING, largest_step, make_step
+from executor_svc.model.made_steps import everything, largest_step, make_step
 from executor_svc.model.warm_up import Room, warm_up
 from tests.model.conftest import BLOCK_SIZE, MAX_ROWS
 
@@ -41,11 +41,23 @@ def test_blocks_begin_anew_where_there_are_too_few():
 @pytest.mark.parametrize("tokens", [[30, 1, 1], [1] * MAX_ROWS])
 def test_a_step_with_everything_on_runs_and_leaves_no_row_behind(llama, tokens):
     runner = llama.loaded.runner
-    output = make_step(tokens, BLOCK_SIZE, sampling=EVERYTHING).run(runner)
+    output = make_step(tokens, BLOCK_SIZE, sampling=everything).run(runner)
     assert (output.sampled_ids >= 0).all()
     assert len(output.logprobs.ranks) == len(tokens)
     with pytest.raises(KeyError):
         runner.run(make_step(tokens, BLOCK_SIZE).step)
+
+
+def test_no_two_rows_share_what_rules_take_where_everything_is_measured():
+    assert (
+        len(
+            {
+                (start.sampling.biases, start.sampling.bias_ids)
+                for start in make_step([1] * 256, BLOCK_SIZE, sampling=everything).starts
+            }
+        )
+        == 256
+    )
 
 
 @pytest.mark.parametrize("compiles", [False, True])
