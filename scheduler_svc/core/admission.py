@@ -3,9 +3,10 @@
 One order over all sequences, running and waiting, fixed when a sequence is submitted, so that a preempted one keeps
 its rank and no two can push each other out in turns. It is that of `virtual finish - priority * ageing_tokens`:
 
-* Each tenant has an account of tokens, divided by its weight: of the prompts and outputs that it has asked for, and at
-  their ends of the outputs that it got instead. A request finishes, virtually, at its tenant's account with the
-  request in it. Who has asked for less goes first; of one tenant's requests of one priority always the first.
+* Each tenant has an account for each priority, of tokens divided by its weight: of the prompts and outputs that it has
+  asked for, and at their ends of the outputs that it got instead. A request finishes, virtually, at its account with
+  the request in it. Who has asked for less goes first; of one tenant's requests of one priority always the first. What
+  it has asked for at a low priority never holds up what it asks for at a higher one.
 * An account never lags behind `served`, the tokens computed for all, divided by the weights of those who wait: nobody
   saves up while idle.
 * A priority is worth a head start of `ageing_tokens`. `served` goes on with every token, so whoever waits is passed
@@ -21,12 +22,14 @@ from scheduler_svc.core.sequence import Rank, Sequence
 
 AGEING_TOKENS = 1_000_000
 MAX_RESERVED_TOKENS = 1 << 16  # of an output in its tenant's account; what is longer is charged once it is there
+OPEN_OUTPUT_TOKENS = 1024  # charged for an output without max_tokens until its length is known: open is not free
 FEW_ACCOUNTS = 1024  # not worth looking for those that say nothing any more
+MOST_IDLE_ACCOUNTS = 1 << 16
 
 
 @dataclass(slots=True)
 class _Account:
-    """Of one tenant. Both finishes are in tokens divided by `weight`."""
+    """Of one tenant, at one priority. Both finishes are in tokens divided by `weight`."""
 
     weight: float
     charged: float = 0.0  # virtual finish of all that it has asked for
@@ -45,7 +48,7 @@ class AdmissionQueue:
         self._weights = dict(weights or {})
         self._ageing_tokens = ageing_tokens
         self._waiting: list[Sequence] = []
-        self._accounts: dict[str, _Account] = {}
+        self._accounts: dict[tuple[str, int], _Account] = {}
         self._many_accounts = FEW_ACCOUNTS
         self._priorities: Counter[int] = Counter()  # of live sequences
         self._served = 0.0
@@ -67,8 +70,9 @@ class AdmissionQueue:
         """Rank a new sequence, and those that it holds right behind it; it waits from now on."""
         group = [sequence, *sequence.held]
         for member in group:
-            member.num_reserved = min(member.max_tokens or 0, MAX_RESERVED_TOKENS) * _num_rows(member)
-        account = self._account(sequence.tenant)
+            num_output = OPEN_OUTPUT_TOKENS if member.max_tokens is None else member.max_tokens
+            member.num_reserved = min(num_output, MAX_RESERVED_TOKENS) * _num_rows(member)
+        account = self._account(sequence)
         cost = sequence.num_prompt + sum(member.num_reserved for member in group)
         account.charged = max(account.charged, self._served) + cost / account.weight
         # What earlier requests did not use makes this one's finish earlier, but not earlier than theirs.
@@ -85,7 +89,7 @@ class AdmissionQueue:
     def push(self, sequence: Sequence) -> None:
         """A sequence that has its rank waits, again or for the first time."""
         insort(self._waiting, sequence, key=_rank)
-        account = self._account(sequence.tenant)
+        account = self._account(sequence)
         account.num_waiting += 1
         if account.num_waiting == 1:
             self._waiting_weight += account.weight
@@ -99,19 +103,21 @@ class AdmissionQueue:
         while self._waiting[index] is not sequence:
             index += 1
         del self._waiting[index]
-        account = self._account(sequence.tenant)
+        account = self._account(sequence)
         account.num_waiting -= 1
         if account.num_waiting == 0:
             self._waiting_weight = self._waiting_weight - account.weight if self._waiting else 0.0
 
     def settle(self, sequence: Sequence) -> None:
         """A sequence that was ranked ends: its tenant's account gets what it used for what it has asked for."""
-        account = self._account(sequence.tenant)
+        account = self._account(sequence)
         # Of a prompt that was never computed nothing is given back: a tenant that cancels gains nothing by it.
         num_output = sequence.num_output
         if sequence.group is not None:
             num_output = sequence.group.search.num_tokens * _num_rows(sequence)
-        used = num_output + sequence.num_prompt * (sequence.num_cached is not None)
+        # The prompt of several samples is theirs together, as it was when they were charged.
+        computed_prompt = sequence.num_cached is not None and sequence.sampling.index == 0
+        used = num_output + sequence.num_prompt * computed_prompt
         self._served += used / max(self._waiting_weight, account.weight)
         account.charged += (num_output - sequence.num_reserved) / account.weight
         sequence.num_reserved = 0
@@ -120,19 +126,23 @@ class AdmissionQueue:
         if not self._priorities[sequence.priority]:
             del self._priorities[sequence.priority]
 
-    def _account(self, tenant: str) -> _Account:
-        account = self._accounts.get(tenant)
+    def _account(self, sequence: Sequence) -> _Account:
+        key = (sequence.tenant, sequence.priority)
+        account = self._accounts.get(key)
         if account is None:
             self._forget_idle()
-            account = self._accounts[tenant] = _Account(self._weights.get(tenant, 1.0))
+            account = self._accounts[key] = _Account(self._weights.get(sequence.tenant, 1.0))
         return account
 
     def _forget_idle(self) -> None:
-        """Accounts that a new one would equal are as good as none. Names are the clients', so there may be many."""
+        """Accounts that a new one would equal are as good as none. Names are the clients', so there may be many: who
+        takes that many needs none of them twice, and what the idle ones owe is let go."""
         if len(self._accounts) >= self._many_accounts:
-            live = {t: a for t, a in self._accounts.items() if a.num_live or a.charged > self._served}
-            self._accounts = live
-            self._many_accounts = max(FEW_ACCOUNTS, 2 * len(live))
+            kept = {key: a for key, a in self._accounts.items() if a.num_live or a.charged > self._served}
+            if len(kept) > MOST_IDLE_ACCOUNTS:
+                kept = {key: account for key, account in kept.items() if account.num_live}
+            self._accounts = kept
+            self._many_accounts = max(FEW_ACCOUNTS, 2 * len(kept))
 
 
 def _rank(sequence: Sequence) -> Rank:

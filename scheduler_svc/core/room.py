@@ -5,6 +5,7 @@ growth and a watermark stay free. One that finds no room takes that of running s
 the order: the last first, no more than it needs, and none if all of them would not do.
 """
 
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass
 
@@ -133,16 +134,17 @@ class Room:
         if not below or self._starts(first, []):
             return []
         need = self._need(first)
-        for count in range(1, len(below) + 1):
-            if self._suffice(below[:count], need):
-                return below[:count]
-        return []
+        if not self._suffice(below, need):
+            return []
+        counts = range(1, len(below) + 1)  # the more give way, the more room: the least that will do is found by halves
+        return below[: counts[bisect_left(counts, True, key=lambda count: self._suffice(below[:count], need))]]
 
     def _suffice(self, victims: list[Sequence], need: Need) -> bool:
         state = self._state
         columns, pool = state.columns, state.cache.pool
         running = columns.running_rows()
-        leave = [row for row in running.tolist() if _whole(state.sequence_in(row)) in victims]
+        leaving = set(victims)
+        leave = [row for row in running.tolist() if _whole(state.sequence_in(row)) in leaving]
         groups = [victim.group for victim in victims if victim.group is not None]
         num_rows = columns.num_free_rows + len(leave) + sum(len(group.places) for group in groups)
         held = Counter(block for row in leave for block in columns.table(row))

@@ -6,6 +6,7 @@ import pytest
 
 from scheduler_svc.core.admission import AdmissionQueue
 from scheduler_svc.core.plan import Lease
+from scheduler_svc.core.room import Room
 from scheduler_svc.core.sequence import Sampling, Sequence, State
 from tests.core.run import BLOCK_SIZE, Run, assert_exact
 
@@ -64,6 +65,30 @@ class TestOrder:
         queue = entered(AdmissionQueue(), *(asked(name, priority=priority) for name, priority in places))
         assert order_of(queue) == "bdeac"
 
+    def test_a_tenants_own_backlog_of_low_priority_does_not_hold_up_its_high_one(self) -> None:
+        queue = entered(AdmissionQueue(), *(asked("l", 500, 500, priority=-1) for _ in range(2000)))
+        assert order_of(entered(queue, asked("h"))).startswith("hl")
+
+    def test_an_output_without_a_limit_is_charged_like_others(self) -> None:
+        many = [asked(name, max_tokens=None, tenant="many") for name in "ABC"]
+        queue = entered(AdmissionQueue(), *many, asked("a", max_tokens=500, tenant="few"))
+        assert order_of(queue) == "aABC"
+        queue.remove(many[0])
+        queue.settle(many[0])  # it got none
+        assert order_of(entered(queue, asked("b", max_tokens=500, tenant="third"))) == "abBC"
+
+    def test_a_prompt_of_many_samples_is_served_once(self) -> None:
+        """Else one such request would age all that wait, and forgive what tenants owe."""
+        queue, first = AdmissionQueue(ageing_tokens=2000), asked("n", 1000, 1)
+        first.held = [Sequence("n", first.token_ids, 1, Sampling(index=i)) for i in range(1, 100)]
+        entered(queue, asked("l", priority=-1, tenant="l"), first)
+        queue.remove(first)
+        for sample in (first, *first.held):
+            sample.num_cached = 0
+            sample.token_ids = [*sample.token_ids, 0]
+            queue.settle(sample)
+        assert order_of(entered(queue, asked("h"))) == "hl"
+
     def test_samples_have_their_requests_place(self) -> None:
         queue, first = AdmissionQueue(), asked("a")
         first.held = [Sequence("a", [1], 8, Sampling(index=i)) for i in (1, 2)]
@@ -83,6 +108,17 @@ class TestOrder:
             queue.settle(sequence)
         assert len(queue._accounts) <= 2048
         assert not queue.has_tiers
+
+    def test_nor_are_those_of_tenants_that_owe_for_what_they_cancelled(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("scheduler_svc.core.admission.MOST_IDLE_ACCOUNTS", 3000)
+        queue = entered(AdmissionQueue(), asked("waits"))
+        for i in range(20_000):
+            sequence = asked("a", 50, tenant=f"tenant {i}")
+            queue.enter(sequence)
+            queue.remove(sequence)
+            queue.settle(sequence)
+        assert len(queue._accounts) <= 6001
+        assert order_of(entered(queue, asked("b"))) == "waitsb", "the account of one that waits is kept"
 
 
 def admitted(run: Run, sequences: list[Sequence], most_steps: int = 2000) -> Iterator[Sequence]:
@@ -221,6 +257,26 @@ class TestTurns:
         run.step()
         assert high.num_output > 0
         assert run.scheduler.state.counters.preemptions == 0
+        run.to_the_end()
+
+    def test_how_many_must_give_way_is_found_without_trying_every_number(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A try is a pass over the tables of all that run; one for each of hundreds takes half a second a plan."""
+        tried, suffice = 0, Room._suffice
+
+        def counted(*given: object) -> bool:
+            nonlocal tried
+            tried += 1
+            return suffice(*given)
+
+        monkeypatch.setattr(Room, "_suffice", counted)
+        run = Run(num_blocks=400, num_rows=80, tokens_per_step=400)
+        low = [run.submit(asked(f"l{i}", 8, 20)) for i in range(64)]
+        run.step()
+        run.step()
+        run.submit(asked("h", 1400, 4, priority=1))
+        run.step()
+        assert sum(sequence.state is State.WAITING for sequence in low) > 40
+        assert 0 < tried <= 1 + 7
         run.to_the_end()
 
     def test_no_more_give_way_than_must(self) -> None:
