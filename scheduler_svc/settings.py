@@ -39,7 +39,7 @@ def _new_scheduler_id() -> str:
     return f"scheduler-{uuid.uuid4().hex[:12]}"
 
 
-TenantName = Annotated[str, Field(max_length=128)]
+TenantName = Annotated[str, Field(max_length=128, pattern=r"^[ -~]*$")]  # as requests may have them
 TenantWeight = Annotated[float, Field(ge=0.001, le=1000, allow_inf_nan=False)]
 PositiveSeconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 

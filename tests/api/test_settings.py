@@ -45,7 +45,7 @@ def test_a_bad_value_exits_with_2_and_names_its_flag(flag: str, value: str, caps
     assert value in said
 
 
-@pytest.mark.parametrize("said", ['{"a": 0}', "a=much", "a=inf", "x" * 129 + "=1", "a"])
+@pytest.mark.parametrize("said", ['{"a": 0}', "a=much", "a=inf", "x" * 129 + "=1", "é=1", "a"])
 def test_a_bad_weight_exits_with_2_and_names_the_flag(said: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         parse_settings(["--tenant-weights", said])
