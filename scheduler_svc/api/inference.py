@@ -9,6 +9,7 @@ import grpc.aio
 
 from paged.v1 import inference_pb2, inference_pb2_grpc
 from scheduler_svc.api import validation
+from scheduler_svc.api.accepted import generation_request
 from scheduler_svc.api.deadline import Deadline
 from scheduler_svc.api.engine_face import Engine
 from scheduler_svc.api.responses import merge, to_response
@@ -94,7 +95,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         spellings = await deadline.bounded(self._engine.spellings(words)) if words else []
         deadline.check()
         defaults = self._engine.sampling_defaults if self._settings.model_sampling else {}
-        return validation.generation_request(request, prompt_ids, limits, spellings, defaults)
+        return generation_request(request, prompt_ids, limits, spellings, defaults)
 
     def _tokenized(
         self, request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest, *, bounded: bool = True

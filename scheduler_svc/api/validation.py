@@ -1,25 +1,19 @@
-"""What makes a request acceptable, and how an accepted one is handed to the engine. Pure functions.
+"""What makes a request acceptable. Pure functions.
 
 Every bad field of a request is found and named, so that a client can mend them all at once. Values of text fields are
 not repeated in descriptions, only their lengths.
 """
 
 import math
-import random
-import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice
-from types import MappingProxyType
-from typing import Any
 
 from paged.v1 import executor_pb2, inference_pb2
-from scheduler_svc.api.choosing import beam_options, choosing_violations
-from scheduler_svc.api.grammar import grammar_of, grammar_violations
-from scheduler_svc.api.token_rules import Spellings, rule_violations, token_rules
-from scheduler_svc.core.sequence import Sampling
+from scheduler_svc.api.choosing import choosing_violations
+from scheduler_svc.api.grammar import grammar_violations
+from scheduler_svc.api.token_rules import rule_violations
 from scheduler_svc.errors import FieldViolation, InvalidRequest, ModelNotFound
-from scheduler_svc.requests import GenerationRequest
 from scheduler_svc.settings import SchedulerSettings
 
 MAX_REQUEST_ID_CHARS = 128
@@ -159,66 +153,6 @@ def check_one_message(request: inference_pb2.GenerateRequest, num_prompt: int, l
         found = f"is false; what is asked for of {num_prompt} + {num_tokens} tokens can take {num_bytes} bytes"
         limit = f"a message has {limits.max_message_bytes} at most: stream the answer, or set a lower stop.max_tokens"
         raise InvalidRequest(FieldViolation("stream", f"{found}, and {limit}"))
-
-
-def generation_request(
-    request: inference_pb2.GenerateRequest,
-    prompt_ids: list[int],
-    limits: Limits,
-    spellings: Spellings = (),
-    defaults: Mapping[str, float] = MappingProxyType({}),
-) -> GenerationRequest:
-    """The request as the engine takes it, for one that passed `check_generate` and `check_prompt_ids`; `spellings` are
-    those of its bad words, `defaults` what sampling parameters are where they are unset. Raises InvalidRequest where
-    what it may draw is not to be had."""
-    stop = request.stop
-    return GenerationRequest(
-        request_id=request.request_id or uuid.uuid4().hex,
-        prompt_ids=prompt_ids,
-        sampling=_sampling(request, limits, spellings, defaults),
-        max_tokens=stop.max_tokens if stop.HasField("max_tokens") else None,
-        stop_strings=tuple(stop.strings),
-        stop_token_ids=tuple(stop.token_ids),
-        ignore_eos=stop.ignore_eos,
-        include_stop_string=stop.include_stop_string,
-        cache_salt=request.cache_salt,
-        echo=request.echo,
-        bypass_cache=request.prefix_cache_bypass,
-        priority=request.priority,
-        tenant=request.tenant,
-        num_samples=request.n if request.HasField("n") else 1,
-        beam=beam_options(request),
-        best_of=request.best_of if request.HasField("best_of") else None,
-        grammar=grammar_of(request),
-    )
-
-
-def _default_sampling(stated: Mapping[str, float]) -> Sampling:
-    neutral = Sampling()
-    floats: dict[str, Any] = {name: stated.get(name, getattr(neutral, name)) for name in SAMPLING_RANGES}
-    return replace(neutral, **floats, top_k=int(stated.get("top_k", neutral.top_k)))
-
-
-def _sampling(
-    request: inference_pb2.GenerateRequest, limits: Limits, spellings: Spellings, defaults: Mapping[str, float]
-) -> Sampling:
-    given = request.sampling
-    default = Sampling() if request.HasField("beam") else _default_sampling(defaults)
-    top_k = given.top_k if given.HasField("top_k") else default.top_k
-    floats = {name: getattr(given if given.HasField(name) else default, name) for name in SAMPLING_RANGES}
-    held_back: set[int] = set(request.stop.token_ids) if request.stop.min_tokens else set()
-    if request.stop.min_tokens and not request.stop.ignore_eos:
-        held_back.update(limits.eos_token_ids)
-    return Sampling(
-        **floats,
-        # A filter that keeps the whole vocabulary is none, and the executor's columns need not hold larger numbers.
-        top_k=top_k if top_k < limits.vocab_size else 0,
-        seed=given.seed if given.HasField("seed") else random.getrandbits(64),
-        min_tokens=request.stop.min_tokens,
-        logprobs=request.logprobs if request.HasField("logprobs") else None,
-        prompt_logprobs=request.prompt_logprobs if request.HasField("prompt_logprobs") else None,
-        rules=token_rules(given, spellings, limits.vocab_size, held_back),
-    )
 
 
 def _name_violations(field: str, name: str, most_chars: int) -> list[FieldViolation]:

@@ -9,6 +9,7 @@ from executor_svc.token_rules import MAX_BANNED, check_rules, read_rules
 from paged.client import generate_request
 from paged.v1 import inference_pb2
 from scheduler_svc.api import validation
+from scheduler_svc.api.accepted import generation_request
 from scheduler_svc.api.token_rules import MAX_BAD_TOKEN_SEQUENCES, MAX_BAD_WORDS, token_rules
 from scheduler_svc.core.token_rules import NO_RULES
 from scheduler_svc.errors import InvalidRequest
@@ -67,7 +68,7 @@ def test_many_bad_entries_become_a_few_violations() -> None:
 
 def rules_of(*spellings: list[list[int]], **options: Any) -> Any:
     request = generate_request("hi", **options)
-    return validation.generation_request(request, [1], LIMITS, spellings).sampling.rules
+    return generation_request(request, [1], LIMITS, spellings).sampling.rules
 
 
 def refused(*spellings: list[list[int]], **options: Any) -> str:
@@ -97,16 +98,16 @@ def test_the_models_own_end_tokens_count_among_those_held_back() -> None:
     limits = validation.Limits("tiny", VOCAB, 64, 20, 8, 8192, eos_token_ids=(5, 9))
     asked = generate_request("hi", allowed_token_ids=[5, 9], min_tokens=2)
     with pytest.raises(InvalidRequest, match="allowed_token_ids"):
-        validation.generation_request(asked, [1], limits)
+        generation_request(asked, [1], limits)
     asked.stop.ignore_eos = True
-    assert validation.generation_request(asked, [1], limits).sampling.rules.allowed_ids == (5, 9)
+    assert generation_request(asked, [1], limits).sampling.rules.allowed_ids == (5, 9)
 
 
 def test_rules_say_the_same_to_the_executor_and_the_most_that_a_request_may_ask_for_is_taken() -> None:
     assert rules_of() is NO_RULES
     rules = rules_of([[1, 2], [3]], logit_bias={7: 0.5, 2: -3.0}, allowed_token_ids=[9, 8, 9], bad_words=["x"])
     request = generate_request("hi", logit_bias={7: 0.5, 2: -3.0}, allowed_token_ids=[9, 8, 9])
-    sampling = validation.generation_request(request, [1], LIMITS, [[[1, 2], [3]]]).sampling
+    sampling = generation_request(request, [1], LIMITS, [[[1, 2], [3]]]).sampling
     assert sampling.rules == rules
     message = _row_sampling(sampling, ())
     check_rules("sampling", message, VOCAB)

@@ -8,6 +8,7 @@ import pytest
 from paged.client import chat, generate_request
 from paged.v1 import inference_pb2
 from scheduler_svc.api import validation
+from scheduler_svc.api.accepted import generation_request
 from scheduler_svc.core.sequence import Sampling
 from scheduler_svc.errors import InvalidRequest, ModelNotFound
 
@@ -204,7 +205,7 @@ def test_a_text_with_a_token_that_the_model_lacks_is_refused() -> None:
 
 
 def test_unset_fields_become_the_documented_defaults() -> None:
-    request = validation.generation_request(generate_request("hi"), [1], LIMITS)
+    request = generation_request(generate_request("hi"), [1], LIMITS)
     seed = request.sampling.seed
     assert request.sampling == Sampling(temperature=1, top_p=1, top_k=0, min_p=0, repetition_penalty=1, seed=seed)
     assert request.max_tokens is None
@@ -212,7 +213,7 @@ def test_unset_fields_become_the_documented_defaults() -> None:
 
 
 def test_zero_is_not_the_same_as_unset() -> None:
-    request = validation.generation_request(generate_request("hi", temperature=0, seed=0, logprobs=0), [1], LIMITS)
+    request = generation_request(generate_request("hi", temperature=0, seed=0, logprobs=0), [1], LIMITS)
     assert request.sampling.temperature == 0
     assert request.sampling.seed == 0
     assert request.sampling.logprobs == 0
@@ -242,7 +243,7 @@ def test_every_option_reaches_the_engine() -> None:
         cache_salt="salt",
         request_id="mine",
     )
-    request = validation.generation_request(message, [1, 2], LIMITS)
+    request = generation_request(message, [1, 2], LIMITS)
     assert request.sampling == Sampling(**options)
     assert (request.request_id, request.prompt_ids, request.max_tokens) == ("mine", [1, 2], 9)
     assert (request.stop_strings, request.stop_token_ids) == (("a", "b"), (4,))
@@ -250,14 +251,12 @@ def test_every_option_reaches_the_engine() -> None:
 
 
 def test_a_top_k_of_the_whole_vocabulary_is_off() -> None:
-    kept = [
-        validation.generation_request(generate_request("x", top_k=k), [1], LIMITS).sampling.top_k for k in (511, 512)
-    ]
+    kept = [generation_request(generate_request("x", top_k=k), [1], LIMITS).sampling.top_k for k in (511, 512)]
     assert kept == [511, 0]
 
 
 def test_requests_without_id_or_seed_get_different_ones() -> None:
-    made = [validation.generation_request(generate_request("x"), [1], LIMITS) for _ in range(100)]
+    made = [generation_request(generate_request("x"), [1], LIMITS) for _ in range(100)]
     assert len({request.request_id for request in made}) == 100
     assert len({request.sampling.seed for request in made}) == 100
 
@@ -289,7 +288,7 @@ def test_defaults_of_the_model_stand_where_a_request_says_nothing_and_only_there
 
     def sampling(**options: Any) -> Sampling:
         request = generate_request("x", **options)
-        return validation.generation_request(request, [1], LIMITS, (), defaults).sampling
+        return generation_request(request, [1], LIMITS, (), defaults).sampling
 
     unset, given = sampling(), sampling(temperature=0, top_k=0, repetition_penalty=1)
     assert (unset.temperature, unset.top_k, unset.repetition_penalty, unset.top_p) == (0.5, 7, 1.25, 1.0)
