@@ -10,6 +10,9 @@ from scheduler_svc.core.sequence import Sampling, TokenLogprobs
 Int32s = NDArray[np.int32]
 # An entry for each sampling row in the plan's order, None where not asked for; or nothing at all.
 LogprobColumn = list[TokenLogprobs | None] | None
+# Ids and rules that a plan names for rows that start, and as many for those that join, where they are more than one: a
+# cached prefix, or a sample, costs nothing but bytes.
+MAX_SENT = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)

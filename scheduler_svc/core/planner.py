@@ -6,14 +6,12 @@ from scheduler_svc.core import prompt_scores
 from scheduler_svc.core.beam_group import BeamGroup
 from scheduler_svc.core.beams import Beams
 from scheduler_svc.core.masking import Masking
-from scheduler_svc.core.plan import Copies, JoinedRow, Plan, StartedRow
+from scheduler_svc.core.plan import MAX_SENT, Copies, JoinedRow, Plan, StartedRow
 from scheduler_svc.core.prompt_scores import Scored
 from scheduler_svc.core.room import Room
 from scheduler_svc.core.sequence import Sequence, State
 from scheduler_svc.core.sharing import Sharing
 from scheduler_svc.core.state import CoreState, InFlight
-
-MAX_STARTED_TOKENS = 1 << 18  # ids sent in one plan with more than one start: a cached prefix costs bytes, if no budget
 
 
 class Planner:
@@ -178,7 +176,7 @@ class Planner:
             if sequence.masked and not self._masking.room(sequence):
                 break
             num_sent += sequence.num_sent
-            if started and num_sent > MAX_STARTED_TOKENS:
+            if started and num_sent > MAX_SENT:
                 break
             starts = self._start(sequence, promised)
             if starts is None:

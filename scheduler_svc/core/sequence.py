@@ -107,8 +107,10 @@ class Sequence:
 
     @property
     def num_sent(self) -> int:
-        """Ids that a plan names which starts it."""
-        return len(self.token_ids) if self.group is None else self.group.num_tokens * self.group.num_to_start
+        """Numbers that a plan names which starts it."""
+        if self.group is not None:
+            return self.group.num_tokens * self.group.num_to_start
+        return len(self.token_ids) + self.sampling.rules.num_sent
 
     @property
     def lacks_prompt_logprobs(self) -> bool:

@@ -9,7 +9,7 @@ but the last takes a copy first.
 import numpy as np
 
 from scheduler_svc.core.masking import Masking
-from scheduler_svc.core.plan import Copies, JoinedRow
+from scheduler_svc.core.plan import MAX_SENT, Copies, JoinedRow
 from scheduler_svc.core.sequence import Sequence, State
 from scheduler_svc.core.state import CoreState
 
@@ -55,9 +55,11 @@ class Sharing:
 
     def join(self, sampling_rows: set[int], spare_blocks: int) -> dict[int, list[JoinedRow]]:
         """The held samples of each sequence in `sampling_rows`, which has just computed its prompt. Those for which
-        there is neither row nor block wait in the queue. Returns joined rows by the row that they are like."""
+        there is no row, no block, or no room in the plan for their rules wait in the queue. Returns joined rows by the
+        row that they are like."""
         leaders, self._state.leaders = self._state.leaders, []
         joined: dict[int, list[JoinedRow]] = {}
+        num_sent = 0
         for leader in leaders:
             if leader.state is not State.RUNNING:
                 continue  # its samples wait with it, or by themselves
@@ -70,6 +72,9 @@ class Sharing:
             room = 0 if leader.alone else max(room, 0)
             if leader.masked:
                 room = min(room, self._masking.room(leader))
+            if own := leader.sampling.rules.num_sent:
+                room = min(room, (MAX_SENT - num_sent) // own)
+                num_sent += own * min(room, len(leader.held))
             joining, leader.held = leader.held[:room], leader.held[room:]
             spare_blocks -= len(joining) if goes_on else 0
             self._state.let_go(leader)

@@ -12,5 +12,10 @@ class TokenRules:
     allowed_ids: tuple[int, ...] = ()
     banned: tuple[tuple[int, ...], ...] = ()
 
+    @property
+    def num_sent(self) -> int:
+        """Numbers that a plan names for each row that has these rules."""
+        return 2 * len(self.logit_bias) + len(self.allowed_ids) + sum(1 + len(ids) for ids in self.banned)
+
 
 NO_RULES = TokenRules()

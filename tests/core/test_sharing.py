@@ -1,10 +1,13 @@
 """Samples of one prompt: computed once, stored once, and copied only where they part."""
 
+from dataclasses import replace
+
 import pytest
 
 from scheduler_svc.core.audit import audit
-from scheduler_svc.core.plan import Lease
+from scheduler_svc.core.plan import MAX_SENT, Lease
 from scheduler_svc.core.sequence import Sampling, Sequence, State
+from scheduler_svc.core.token_rules import TokenRules
 from tests.core.plain_executor import PlainExecutor
 from tests.core.run import BLOCK_SIZE, Run, assert_exact
 
@@ -61,6 +64,23 @@ def test_samples_without_a_row_wait_and_find_the_prompt_in_the_cache() -> None:
     assert [sample.num_cached for sample in samples] == [0] * 5
     counters = run.scheduler.state.counters
     assert (counters.prompt_tokens, counters.cached_prompt_tokens) == (20, 0)
+
+
+def test_samples_whose_rules_fill_a_plan_come_in_several() -> None:
+    rules = TokenRules(banned=tuple((i, *range(15)) for i in range(500)))
+    prompt, run = list(range(20)), Run(num_rows=100, num_blocks=400, tokens_per_step=200)
+    others = [Sequence(f"o{i}", [i], 9, Sampling(rules=rules)) for i in range(40)]
+    samples = samples_of(prompt, 40)
+    for sample in samples:
+        sample.sampling = replace(sample.sampling, rules=rules)
+    for sequence in (*others, samples[0]):
+        run.scheduler.submit(sequence)
+    run.to_the_end()
+    assert_exact(samples, prompt)
+    for plan in run.plans:
+        for rows in (plan.started, plan.joined):
+            assert sum(row.sampling.rules.num_sent for row in rows) <= MAX_SENT
+    assert max(len(plan.joined) for plan in run.plans) > 20
 
 
 def test_samples_without_blocks_wait() -> None:
