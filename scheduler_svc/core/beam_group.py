@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from scheduler_svc.core.beam import BeamParameters, BeamSearch, outputs_of
+from scheduler_svc.core.beam_start import BeamStart
 from scheduler_svc.core.sequence import EndReason, Sampling, Sequence, State, TokenLogprobs
 
 
@@ -18,6 +19,7 @@ class BeamGroup:
     search: BeamSearch
     beams: list[Sequence] = field(default_factory=list)
     places: list[tuple[int, int]] = field(default_factory=list)  # of beams to come: row and tenancy
+    waiting: BeamStart | None = None  # of beams that wait, once it was asked for
     drawn: dict[Sequence, tuple[int, TokenLogprobs]] = field(default_factory=dict)  # by beams that have caught up
 
     @property
@@ -74,14 +76,16 @@ class BeamGroup:
         beam.state = State.RUNNING
         return beam
 
-    def beams_to_start(self) -> list[Sequence]:
-        """All beams as they are known, best first."""
-        prompt = self.handle.token_ids
-        outputs = [[node.token for node in outputs_of(beam.last)] for beam in self.search.beams]
-        beams = [self.new_beam(prompt + output) for output in outputs]
-        for beam in beams:
-            beam.block_hashes = self.handle.block_hashes.copy()  # of the prompt
-        return beams
+    def start(self, block_size: int) -> BeamStart:
+        """Of all beams as they are known, best first."""
+        if self.waiting is None or self.waiting.block_size != block_size:
+            prompt = self.handle.token_ids
+            outputs = [[node.token for node in outputs_of(beam.last)] for beam in self.search.beams]
+            beams = [self.new_beam(prompt + output) for output in outputs]
+            for beam in beams:
+                beam.block_hashes = self.handle.block_hashes.copy()  # of the prompt
+            self.waiting = BeamStart.of(beams, self.handle.num_prompt, block_size)
+        return self.waiting
 
     def finish(self) -> list[Sequence]:
         """Give the answers to their sequences. Returns these."""

@@ -7,7 +7,6 @@ partly filled each beam but one takes a copy before it writes (`Sharing.copy_on_
 """
 
 from dataclasses import dataclass
-from itertools import takewhile
 
 from scheduler_svc.core.beam_group import BeamGroup
 from scheduler_svc.core.plan import ForkedRow, StartedRow
@@ -42,23 +41,21 @@ class Beams:
         A beam begins in the blocks of one before it, as far as their tokens are equal.
         """
         state, pool, handle = self._state, self._state.cache.pool, group.handle
-        beams = group.beams_to_start()
+        start = group.start(state.lease.block_size)
+        beams, num_blocks = start.beams, start.num_blocks
         for beam in beams:
             state.stretch(beam)
-        num_blocks = -(-group.num_tokens // state.lease.block_size)
         hits = state.cached_prefix(beams[0])
-        likes = [self._like(beams[:i], beam) for i, beam in enumerate(beams[1:], 1)]
-        needed = sum(num_blocks - num_shared for _, num_shared in likes)
-        needed += num_blocks - len(hits) + sum(map(pool.is_free, hits))
+        needed = start.most_blocks - len(hits) + sum(map(pool.is_free, hits))
         if needed > spare_blocks:
             return None
         pool.share(hits)
         tables = [hits + pool.allocate(num_blocks - len(hits))]
-        for like, num_shared in likes:
+        for like, num_shared in start.likes:
             shared = tables[like][:num_shared]
             pool.share(shared)
             tables.append(shared + pool.allocate(num_blocks - num_shared))
-        computed = [len(hits), *(num_shared for _, num_shared in likes)]
+        computed = [len(hits), *(num_shared for _, num_shared in start.likes)]
         if handle.num_cached is None:
             handle.num_cached = len(hits) * state.lease.block_size
             state.counters.prompt_tokens += handle.num_prompt
@@ -89,22 +86,6 @@ class Beams:
         group.drawn[beam] = (token, candidates)
         return self._choose(group) if len(group.drawn) == len(group.beams) else []
 
-    def _like(self, earlier: list[Sequence], beam: Sequence) -> tuple[int, int]:
-        """Which of the earlier beams begins most like this one, and how many whole blocks of that are of use.
-
-        At least two positions are left to compute: a row that lacks several is computed only once all before it have
-        caught up, so what it finds in its blocks is there.
-        """
-        most = (len(beam.token_ids) - 2) // self._state.lease.block_size
-        best = (0, 0)
-        for index, other in enumerate(earlier):
-            pairs = zip(other.token_ids, beam.token_ids, strict=True)
-            equal = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-            num_shared = min(equal // self._state.lease.block_size, most)
-            if num_shared > best[1]:
-                best = (index, num_shared)
-        return best
-
     def _enter(
         self, group: BeamGroup, beams: list[Sequence], tables: list[list[int]], computed: list[int]
     ) -> list[StartedRow]:
@@ -127,6 +108,7 @@ class Beams:
                 )
             )
         group.beams, group.places = beams, places[len(beams) :]
+        group.waiting = None
         group.drawn.clear()
         state.groups[group] = None
         state.queue.remove(handle)

@@ -173,9 +173,9 @@ class Room:
         return Need(1, num_blocks, hits, blocks, growth)
 
     def _need_of_group(self, group: BeamGroup) -> Need:
-        """At most: beams that start anew may share more."""
+        """At most: the beginning of the first one may be cached."""
         block_size = self._state.lease.block_size
-        num_blocks = -(-group.num_tokens // block_size) * group.num_to_start
+        num_blocks = group.start(block_size).most_blocks
         return Need(group.parameters.width, num_blocks, [], num_blocks, group.growth(block_size))
 
     def _growth_of(self, rows: np.ndarray) -> np.ndarray:
