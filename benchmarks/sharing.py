@@ -8,7 +8,8 @@ ShareGPT: 161 and 338). Blocks have 16 slots. All samples of a request are equal
 The model is made up, for it decides only which beams go on: the j-th likeliest token after any context has the
 log-probability -(j - 1 + u), with u drawn from [0, 1) for each context. That is as peaked as a model that is rather
 sure. The paper saves 6.1 to 9.8 % (short) and 16.2 to 30.5 % (long) with 2 to 6 samples, 37.6 to 55.2 % and 44.3 to
-66.3 % with as many beams.
+66.3 % with as many beams. What two short beams save depends most on lengths, for each writes a last block of its own:
+with those drawn here 36 to 42 % are saved, where all beams that share every other block would save 40 to 44 %.
 """
 
 import argparse

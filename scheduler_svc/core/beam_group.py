@@ -6,6 +6,8 @@ from scheduler_svc.core.beam import BeamParameters, BeamSearch, outputs_of
 from scheduler_svc.core.beam_start import BeamStart
 from scheduler_svc.core.sequence import EndReason, Sampling, Sequence, State, TokenLogprobs
 
+MAX_IDS = 1 << 22  # of all beams together: an executor takes no larger plan than its max_message_bytes
+
 
 @dataclass(slots=True, eq=False)
 class BeamGroup:
@@ -47,10 +49,12 @@ class BeamGroup:
     def capacity_tokens(self, num_blocks: int, block_size: int) -> int:
         """The longest that beams may become in so many blocks, prompt included, even if they share no block of output.
 
-        The last token needs no slot. Beams that start anew share all blocks before the one of the prompt's last token.
+        The last token needs no slot. Beams that start anew share all blocks before the one of the prompt's last token,
+        but the plan that starts them names all ids of each.
         """
-        num_shared = (self.handle.num_prompt - 1) // block_size
-        return (num_shared + max(num_blocks - num_shared, 0) // self.parameters.width) * block_size + 1
+        width, num_shared = self.parameters.width, (self.handle.num_prompt - 1) // block_size
+        in_blocks = (num_shared + max(num_blocks - num_shared, 0) // width) * block_size + 1
+        return min(in_blocks, MAX_IDS // width)
 
     def growth(self, block_size: int) -> int:
         """Most blocks that the beams, once they run, can need after their next token, besides those that dropped ones

@@ -4,8 +4,9 @@ import pytest
 
 from scheduler_svc.core.audit import audit
 from scheduler_svc.core.beam import outputs_of
+from scheduler_svc.core.beam_group import MAX_IDS
 from scheduler_svc.core.plan import Lease
-from scheduler_svc.core.scheduler import NeverFits
+from scheduler_svc.core.scheduler import NeverFits, Scheduler
 from scheduler_svc.core.sequence import EndReason, Sequence, State
 from tests.core.beam_oracle import beam_answers
 from tests.core.beams import beams_of
@@ -126,6 +127,16 @@ def test_what_is_not_refused_comes_to_its_end_even_if_it_must_start_anew(num_pro
                 run.scheduler.state.preempt(answers[0])
             run.to_the_end()
             assert_found(answers, prompt, width, max_tokens)
+
+
+def test_beams_never_grow_so_long_that_no_plan_could_start_them_all_anew() -> None:
+    scheduler = Scheduler()
+    scheduler.attach(Lease(list(range(1, 200_000)), list(range(128)), 8192, 16, max_model_len=1 << 20))
+    scheduler.submit(first := beams_of([1] * 9, 128, None)[0])
+    assert first.max_total * 128 <= MAX_IDS
+    with pytest.raises(NeverFits):
+        scheduler.submit(beams_of([1] * (MAX_IDS // 128 - 5), 128, 6)[0])
+    scheduler.submit(beams_of([1] * (MAX_IDS // 128 - 6), 128, 6)[0])
 
 
 def test_without_max_tokens_beams_go_on_as_far_as_memory_does() -> None:
