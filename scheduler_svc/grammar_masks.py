@@ -9,7 +9,7 @@ from scheduler_svc.answer import Answer
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence, State
 from scheduler_svc.errors import FieldViolation, InvalidRequest, PagedError, RequestFailed
-from scheduler_svc.text.grammar_check import GrammarCheck
+from scheduler_svc.text.grammar_check import GrammarCheck, to_its_end
 from scheduler_svc.text.grammars import Grammar, Grammars, GrammarStuck, Matcher, UnusableGrammar
 from scheduler_svc.text.tokenizer import Tokenizer
 
@@ -65,12 +65,7 @@ class GrammarMasks:
                 return
             if (problem := await self._check.problem_with(grammar)) is not None:
                 raise _refused(grammar, problem)
-            compiling = asyncio.ensure_future(asyncio.to_thread(grammars.compile, grammar))
-            try:
-                await asyncio.shield(compiling)
-            except asyncio.CancelledError:
-                await asyncio.gather(compiling, return_exceptions=True)  # the thread goes on, and it is its turn
-                raise
+            await to_its_end(asyncio.to_thread(grammars.compile, grammar))
 
     def on_tokens(self, updated: Iterable[Sequence]) -> None:
         """These have got tokens. Masks that cannot be made in a slice of time are made after the next plan."""

@@ -6,13 +6,30 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from scheduler_svc.text.grammars import Grammar
 
 ATTEMPTS = 2  # a worker may have died of something else than this grammar
+T = TypeVar("T")
 DIED = "takes too much memory to compile; make it simpler"
+
+
+async def to_its_end(work: Coroutine[Any, Any, T], give_up: Callable[[], None] | None = None) -> T:
+    """The work's result. Who is cancelled meanwhile stays until the work has ended, however often that happens (a call
+    ends by its deadline, and then by its client): what the work uses is nobody else's before."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        if give_up is not None:
+            give_up()
+        while not task.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([task])
+        raise
 
 
 class GrammarCheck:
@@ -32,14 +49,11 @@ class GrammarCheck:
         """What is wrong with the grammar; None where it can be used."""
         async with self._turn:
             self._given_up = False
-            asking = asyncio.ensure_future(asyncio.to_thread(self._ask, grammar))
-            try:
-                return await asyncio.shield(asking)
-            except asyncio.CancelledError:
-                self._given_up = True
-                self._kill()  # its answer must not become the next one's
-                await asyncio.wait([asking])
-                raise
+            return await to_its_end(asyncio.to_thread(self._ask, grammar), self._give_up)
+
+    def _give_up(self) -> None:
+        self._given_up = True
+        self._kill()  # its answer must not become the next one's
 
     def close(self) -> None:
         """End the worker."""
@@ -73,6 +87,8 @@ class GrammarCheck:
                 stderr=subprocess.DEVNULL,  # may quote a request
             )
         worker = self._worker
+        if self._given_up:  # before there was one to be killed
+            return None
         if worker.stdin is None or worker.stdout is None:
             raise RuntimeError("the grammar worker has no pipes")
         line = b""

@@ -1,10 +1,11 @@
 """Grammars are tried in a process of their own: what is wrong is told, and what is too much ends there."""
 
 import asyncio
+import threading
 
 import pytest
 
-from scheduler_svc.text.grammar_check import DIED, GrammarCheck
+from scheduler_svc.text.grammar_check import DIED, GrammarCheck, to_its_end
 from scheduler_svc.text.grammars import Grammar
 
 SLOW = Grammar("json_schema", '{"type": "integer", "multipleOf": 999983}')  # an automaton of a million states
@@ -106,3 +107,18 @@ async def test_whoever_gives_up_leaves_no_answer_to_the_next(check):
     assert asked.cancelled()
     assert await check.problem_with(GOOD) is None
     assert await check.problem_with(Grammar("regex", "a(")) is not None
+
+
+async def test_who_gives_up_stays_until_the_work_has_ended_however_often_it_is_cancelled():
+    """A call is cancelled by its deadline, and again as its client goes: its turn must not end before its work."""
+    may_end, gave_up = threading.Event(), []
+    asking = asyncio.create_task(to_its_end(asyncio.to_thread(may_end.wait, 20), lambda: gave_up.append(True)))
+    for _ in range(3):
+        await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.sleep(0)
+    assert not asking.done()
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert gave_up == [True]
