@@ -51,8 +51,9 @@ def decoder_maker(library: tokenizers.Tokenizer, skip_special_tokens: bool) -> C
     return lambda: WindowDecoder(library, visible)
 
 
-def token_bytes(library: tokenizers.Tokenizer) -> list[bytes | None] | None:
-    """What each id adds to a text, None for one without a text of its own (special tokens, gaps in the vocabulary).
+def token_bytes(library: tokenizers.Tokenizer, num_ids: int) -> list[bytes | None] | None:
+    """What each id below `num_ids` adds to a text, None for one without a text of its own: special tokens, and what is
+    not in the vocabulary, which may have gaps.
 
     None in all where tokens are not pieces of a text, as with decoders that put spaces between them.
     """
@@ -61,11 +62,11 @@ def token_bytes(library: tokenizers.Tokenizer) -> list[bytes | None] | None:
     steps = decoder["decoders"] if decoder is not None and decoder["type"] == "Sequence" else [decoder]
     if [step and step["type"] for step in steps] == ["ByteLevel"]:
         byte_level = ByteLevelTable(visible)
-        return [byte_level[i] or None for i in range(library.get_vocab_size(with_added_tokens=True))]
+        return [byte_level[i] or None for i in range(num_ids)]
     if (fallback := _byte_fallback(steps)) is None:
         return None
     table = ByteFallbackTable(visible, *fallback[:2])
-    pieces = [table[i] for i in range(library.get_vocab_size(with_added_tokens=True))]
+    pieces = [table[i] for i in range(num_ids)]
     return [bytes([p]) if isinstance(p, int) else p.encode() if p else None for p in pieces]
 
 

@@ -72,14 +72,14 @@ class _Vocabulary:
     """A tokenizer as llguidance wants to see it. Which tokens end a text is each request's own affair: one more token
     than there are does that here, and never leaves this room."""
 
-    def __init__(self, tokenizer: Tokenizer, pieces: list[bytes | None], vocab_size: int) -> None:
-        size = max(vocab_size, len(pieces))
+    def __init__(self, tokenizer: Tokenizer, pieces: list[bytes | None]) -> None:
+        size = len(pieces)
         self._tokenizer = tokenizer
         self.eos_token_id, self.bos_token_id = size, None
         self.special_token_ids = [i for i, piece in enumerate(pieces) if piece is None]
-        self.special_token_ids += range(len(pieces), size + 1)
+        self.special_token_ids.append(size)
         self.tokens = [b"\xff<%d>" % i if piece is None else piece for i, piece in enumerate(pieces)]
-        self.tokens += [b"\xff<%d>" % i for i in range(len(pieces), size + 1)]
+        self.tokens.append(b"\xff<%d>" % size)
         self._bytes = {piece[0]: i for i, piece in enumerate(pieces) if piece is not None and len(piece) == 1}
 
     def __call__(self, text: bytes | str) -> list[int]:
@@ -91,7 +91,7 @@ class _Vocabulary:
             self._tokenizer.encode_part(_MARK + data.decode(errors="ignore")),
         )
         ids = ids[len(mark) :] if ids[: len(mark)] == mark else []
-        if b"".join(self.tokens[i] for i in ids) == data:
+        if b"".join(self.tokens[i] for i in ids if i < self.eos_token_id) == data:  # the model may lack some
             return ids
         return [self._bytes[byte] for byte in data if byte in self._bytes]
 
@@ -153,11 +153,11 @@ class Grammars:
         if self._tokens is None:
             import llguidance
 
-            pieces = self.tokenizer.token_bytes()
+            pieces = self.tokenizer.token_bytes(self.vocab_size)
             if pieces is None:
                 raise UnusableGrammar("the model's tokenizer is of a kind that grammars cannot be used with")
             # From pieces: while the library loads a tokenizer.json, seconds for a large one, nothing else can run.
-            vocabulary = llguidance.TokenizerWrapper(_Vocabulary(self.tokenizer, pieces, self.vocab_size))
+            vocabulary = llguidance.TokenizerWrapper(_Vocabulary(self.tokenizer, pieces))
             self._tokens = llguidance.LLTokenizer(vocabulary)
             # A Lark grammar may name ids as they are, <[0]>.
             self._text_ids = self._bits(i for i, piece in enumerate(pieces) if piece is not None)

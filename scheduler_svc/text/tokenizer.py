@@ -52,9 +52,9 @@ class Tokenizer:
         """Entries of the vocabulary, added tokens included. A model's logits may have more columns than that."""
         return self._library.get_vocab_size(with_added_tokens=True)
 
-    def token_bytes(self) -> list[bytes | None] | None:
+    def token_bytes(self, num_ids: int) -> list[bytes | None] | None:
         """What each id adds to a text; see `decoders.token_bytes`."""
-        return token_bytes(self._library)
+        return token_bytes(self._library, num_ids)
 
     def encode_part(self, text: str) -> list[int]:
         """The ids of a text from the middle of another."""

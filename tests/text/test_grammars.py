@@ -185,6 +185,19 @@ def test_a_grammar_that_leads_where_the_model_has_no_token_is_told():
         walk(matcher, random.Random(6))
 
 
+def test_ids_above_gaps_in_the_vocabulary_are_allowed_as_far_as_the_model_has_them():
+    vocab = {"a": 0, "</s>": 1, "b": 2, "z": 5, "zz": 50}
+    library = models.tokenizers.Tokenizer(models.models.BPE(vocab=vocab, merges=[("z", "z")]))
+    library.decoder = models.decoders.ByteLevel()
+    library.pre_tokenizer = models.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.add_special_tokens(["</s>"])
+    for vocab_size, ids in ((51, [5, 50]), (64, [5, 50]), (50, [5]), (6, [5])):
+        matcher = Grammars(Tokenizer(library, None), vocab_size).matcher(Grammar("regex", "zz|z"), [1])
+        assert ids_of(matcher.follow(())) == ids
+        matcher = Grammars(Tokenizer(library, None), vocab_size).matcher(Grammar("regex", "zz"), [1])
+        assert ids_of(matcher.follow(())) == ids[-1:]  # there is one way to write what must follow
+
+
 def test_a_tokenizer_whose_tokens_are_no_pieces_of_text_is_refused():
     unusable = Grammars(Tokenizer(models.word_piece(), None), 200)
     with pytest.raises(UnusableGrammar, match="tokenizer"):
