@@ -131,9 +131,10 @@ class Results:
         group = beam.group
         if group is None:
             raise RuntimeError("a beam without a group")
-        if token >= 0 and is_current and applied.updated[-1:] != [group.handle]:
-            applied.updated.append(group.handle)
+        num_tokens = group.search.num_tokens
         applied.ended.extend(self._beams.take(beam, token, candidates, is_current))
+        if group.search.num_tokens > num_tokens:  # what single beams have drawn would be lost with the executor
+            applied.updated.append(group.handle)
 
     def _publish_outputs(self, rows: np.ndarray, sequences: list[Sequence]) -> None:
         """Publish, for each of these rows, the next block if its ids are known and its K/V is final."""

@@ -250,6 +250,23 @@ def test_a_group_under_suspicion_is_computed_alone() -> None:
     assert_exact([other], list(range(100, 110)), 12)
 
 
+def test_a_group_gets_a_token_when_all_beams_have_theirs() -> None:
+    """What one beam has drawn is lost with the executor: a beam that takes it down each time must not be forgiven."""
+    run, answers = Run(num_blocks=80, tokens_per_step=8), beams_of(list(range(6)), 3)
+    run.scheduler.submit(answers[0])
+    for _ in range(4):
+        run.step()
+    run.scheduler.state.preempt(answers[0])
+    steps = []
+    while answers[0].state is not State.ENDED and (plan := run.scheduler.plan()) is not None:
+        before = answers[0].group.search.num_tokens
+        updated = run.scheduler.apply(run.executor.run(plan)).updated
+        advanced = answers[0].group.search.num_tokens > before
+        assert updated == [answers[0]] * advanced
+        steps.append((len(plan.samples) > 0 and bool(plan.samples.any()), advanced))
+    assert (True, False) in steps, "some beam was meant to draw before the others"
+
+
 def test_the_same_search_again_and_again_finds_the_same_and_leaves_no_record() -> None:
     run = Run(num_blocks=80)
     for i in range(40):

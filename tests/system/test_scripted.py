@@ -77,8 +77,10 @@ async def test_an_end_token_is_counted_and_has_no_text(system: System) -> None:
     assert last.usage.completion_tokens == 5
 
 
-@pytest.mark.parametrize("num_samples", [1, 5])
-async def test_logits_that_are_not_finite_end_their_request_alone(system: System, num_samples: int) -> None:
+@pytest.mark.parametrize(
+    "asked", [{}, {"n": 5}, {"beam": inference_pb2.BeamSearch(width=4), "n": 2}], ids=["one", "n", "beam"]
+)
+async def test_logits_that_are_not_finite_end_their_request_alone(system: System, asked: dict) -> None:
     script(system, faults=[{"kind": "not_finite", "row_of_prompt": PROMPT}])
     system.start()
     calls = mixed_calls(20, random.Random(8))
@@ -86,7 +88,7 @@ async def test_logits_that_are_not_finite_end_their_request_alone(system: System
         await ready(client)
         running = [asyncio.create_task(answer(client, call)) for call in calls]
         with pytest.raises(ServerError):
-            await client.complete_samples(PROMPT, max_tokens=20, n=num_samples)
+            await client.complete_samples(PROMPT, max_tokens=20, **asked)
         assert await asyncio.gather(*running) == [call.expected() for call in calls]
         load = await idle_load(client)
     assert load.failed_requests == 1
@@ -95,8 +97,10 @@ async def test_logits_that_are_not_finite_end_their_request_alone(system: System
     assert load.used_blocks == 0
 
 
-@pytest.mark.parametrize("num_samples", [1, 5])
-async def test_one_poisonous_request_among_many_fails_alone(system: System, num_samples: int) -> None:
+@pytest.mark.parametrize(
+    "asked", [{}, {"n": 5}, {"beam": inference_pb2.BeamSearch(width=4), "n": 2}], ids=["one", "n", "beam"]
+)
+async def test_one_poisonous_request_among_many_fails_alone(system: System, asked: dict) -> None:
     script(system, faults=[{"kind": "raise", "row_of_prompt": PROMPT}])
     system.executor_flags += ["--tokens-per-step", "300", "--simulate-fixed-us", "2000"]
     system.start()
@@ -107,7 +111,7 @@ async def test_one_poisonous_request_among_many_fails_alone(system: System, num_
         while (await client.load()).generated_tokens < 50:
             await asyncio.sleep(0.01)
         with pytest.raises(ServerError):
-            await client.complete_samples(PROMPT, max_tokens=20, n=num_samples)
+            await client.complete_samples(PROMPT, max_tokens=20, **asked)
         assert await asyncio.gather(*running) == [call.expected() for call in calls]
         load = await idle_load(client)
     assert load.failed_requests == 1
