@@ -5,6 +5,7 @@ growth and a watermark stay free. One that finds no room takes that of running s
 the order: the last first, no more than it needs, and none if all of them would not do.
 """
 
+import math
 from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass
@@ -69,24 +70,31 @@ class Room:
 
     def for_sequence(self, sequence: Sequence) -> Need | None:
         """What it takes to start this sequence; None if there is no room for it."""
-        state, stuck = self._state, self._stuck
-        pool = state.cache.pool
+        state, pool = self._state, self._state.cache.pool
         if not state.num_running:
             need = self._need(sequence)
             return need if need.blocks <= pool.num_free else None
-        if stuck is not None and stuck.sequence is sequence and stuck.pool is pool:
-            freed = pool.num_freed - stuck.num_freed
-            extended = stuck.missing is not None and state.cache.holds(stuck.missing)
-            if stuck.num_lacking + self.reserve > freed and not extended:
-                return None
+        if self._lacking(sequence) + self.reserve > 0:
+            return None
         need = self._need(sequence)
+        return need if self._note(sequence, need) + self.reserve <= 0 else None
+
+    def _note(self, sequence: Sequence, need: Need) -> int:
+        """How many blocks it lacks beyond the reserve; kept for `_lacking`."""
+        pool, hashes, num_hits = self._state.cache.pool, sequence.block_hashes, len(need.hits)
         lacking = need.blocks + need.growth + self.spared - pool.num_free
-        if lacking + self.reserve <= 0:
-            return need
-        hashes, num_hits = sequence.block_hashes, len(need.hits)
         missing = hashes[num_hits] if num_hits < len(hashes) else None
         self._stuck = _Stuck(sequence, pool, lacking, pool.num_freed, missing)
-        return None
+        return lacking
+
+    def _lacking(self, sequence: Sequence) -> float:
+        """How many blocks it lacks at least, beyond the reserve, as far as is known without looking up its prefix."""
+        stuck, cache = self._stuck, self._state.cache
+        if stuck is None or stuck.sequence is not sequence or stuck.pool is not cache.pool:
+            return -math.inf
+        if stuck.missing is not None and cache.holds(stuck.missing):
+            return -math.inf
+        return stuck.num_lacking - (cache.pool.num_freed - stuck.num_freed)
 
     def in_order(self, rows: np.ndarray, admits: bool) -> list[int]:
         """Indices of those of these rows that may compute more of their prompts, first in the order first. If the first
@@ -128,12 +136,17 @@ class Room:
         first = self._first_of_a_tier()
         if first is None:
             return []
-        running = map(self._state.sequence_in, self._state.columns.running_rows().tolist())
-        below = list(dict.fromkeys(_whole(other) for other in running if _gives_way(other, first)))
+        columns = self._state.columns
+        rows = [row for row in columns.running_rows().tolist() if _gives_way(self._state.sequence_in(row), first)]
+        below = list(dict.fromkeys(_whole(self._state.sequence_in(row)) for row in rows))
         below.sort(key=lambda other: other.rank, reverse=True)
         if not below or self._starts(first, []):
             return []
+        spare = self.spared + (1 if first.group is None else first.group.growth(self._state.lease.block_size))
+        if self._lacking(first) - spare > int(columns.num_blocks[rows].sum()):
+            return []  # all of theirs would not do
         need = self._need(first)
+        self._note(first, need)
         if not self._suffice(below, need):
             return []
         counts = range(1, len(below) + 1)  # the more give way, the more room: the least that will do is found by halves

@@ -94,3 +94,26 @@ def test_a_long_cached_prefix_that_finds_no_room_is_not_looked_up_in_every_plan(
     assert looked_up <= 7
     run.to_the_end()
     assert late.num_output == 4
+
+
+def test_nor_where_those_of_lower_priority_could_not_make_room_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(num_blocks=60)
+    run.answer(list(range(100)), 1)
+    run.submit(Sequence("equal", [500] * 50, 40, priority=1))
+    run.submit(Sequence("low", [501] * 8, 40))
+    run.step()
+    late = run.submit(Sequence("late", [*range(100), *range(200, 300)], 4, priority=1))
+    looked_up, find = 0, run.scheduler.state.cache.find
+
+    def counted(hashes: list[bytes]) -> list[int]:
+        nonlocal looked_up
+        looked_up += 1
+        return find(hashes)
+
+    monkeypatch.setattr(run.scheduler.state.cache, "find", counted)
+    for _ in range(30):
+        run.step()
+        assert late.state is State.WAITING
+    assert looked_up <= 7
+    run.to_the_end()
+    assert late.num_output == 4
