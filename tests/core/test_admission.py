@@ -231,6 +231,24 @@ class TestTurns:
         for sequence in (*running, high):
             assert_exact([sequence], sequence.token_ids[:12], 5)
 
+    @pytest.mark.parametrize("place", range(5))
+    def test_c6_2_nor_has_that_of_one_that_gives_way_because_blocks_run_out(self, place: int) -> None:
+        run = Run(num_blocks=17, num_rows=6)
+        running = [run.submit(asked(name, 9, 8, priority=-2 if i == place else -1)) for i, name in enumerate("abcde")]
+        run.step()
+        rows = [sequence.row for sequence in running]
+        while running[place].state is State.RUNNING:
+            free = {b for b in run.lease.block_ids if run.scheduler.state.cache.pool.is_free(b)}
+            plan = run.step()
+        assert plan.ended == [rows.pop(place)]
+        assert sorted(plan.rows.tolist()) == sorted(rows)
+        assert plan.num_tokens.tolist() == [1] * 4
+        assert set(plan.appended_blocks.tolist()) <= free
+        assert run.scheduler.state.counters.preemptions == 1, "more gave way than must"
+        run.to_the_end()
+        for sequence in running:
+            assert_exact([sequence], sequence.token_ids[:9], 8)
+
     def test_nobody_is_preempted_for_what_would_not_fit_even_so(self) -> None:
         run = Run(num_blocks=20)
         run.submit(asked("equal", 40, 8, priority=1))

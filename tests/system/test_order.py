@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 import pytest
 
-from paged.client import Client, InvalidRequestError, ResourceExhaustedError
+from paged.client import Client, DuplicateRequestError, InvalidRequestError, ResourceExhaustedError
 from tests.system.conftest import System
 from tests.system.requests import Call, answer, idle_load, mixed_calls, ready
 
@@ -72,6 +72,49 @@ async def test_c6_8_an_id_is_free_again_as_soon_as_its_request_has_ended(system:
             whole = await client.complete(call.prompt, max_tokens=8, temperature=0, request_id="x")
             assert list(whole.token_ids) == call.expected()
         assert (await idle_load(client)).used_blocks == 0
+
+
+async def test_c6_8_of_two_live_requests_of_one_id_the_second_is_refused_and_the_first_unharmed(system: System) -> None:
+    system.executor_flags = ["--simulate-fixed-us", "5000"]
+    system.start()
+    call = Call([300, 301], 200, 0.0, 0, "")
+    async with Client(system.address) as client, Client(system.address) as other:
+        await ready(client)
+        first = client.generate(call.prompt, max_tokens=200, temperature=0, request_id="x")
+        ids = list((await anext(first)).token_ids)
+        again = [each.complete([400], max_tokens=1, request_id="x") for each in (client, other, other)]
+        refused = await asyncio.gather(*again, return_exceptions=True)
+        assert [type(error) for error in refused] == [DuplicateRequestError] * 3
+        assert len(ids) < 200
+        async for message in first:
+            ids += message.token_ids
+        assert ids == call.expected()
+        assert (await idle_load(client)).used_blocks == 0
+
+
+async def test_c1_1_what_is_cancelled_before_it_runs_harms_nobody(system: System) -> None:
+    system.executor_flags = ["--max-rows", "1", "--simulate-fixed-us", "5000"]
+    system.start()
+    a, b, c = (Call([300 + i], 30, 0.0, 0, "") for i in range(3))
+    async with Client(system.address) as client:
+        await ready(client)
+        first = asyncio.create_task(answer(client, a))
+        while (await client.load()).running_sequences == 0:
+            await asyncio.sleep(0.01)
+        waiting = [asyncio.create_task(answer(client, b)) for _ in range(20)]
+        last = asyncio.create_task(answer(client, c))
+        for task in waiting[:10]:
+            task.cancel()  # not even sent
+        while (await client.load()).waiting_sequences < 11:
+            await asyncio.sleep(0.01)
+        for task in waiting[10:]:
+            task.cancel()
+        assert await client.abort(["unknown"]) == []
+        assert await asyncio.gather(first, last) == [a.expected(), c.expected()]
+        load = await idle_load(client)
+    assert (load.used_blocks, load.preemptions) == (0, 0)
+    assert load.finished_requests == 2
+    assert "error" not in system.scheduler.log
 
 
 async def test_c2_5_what_a_tenant_is_told_says_nothing_of_prefixes_of_other_salts(system: System) -> None:
