@@ -132,7 +132,8 @@ class Room:
         return first
 
     def victims(self) -> list[Sequence]:
-        """Those who give way to the first in the queue, last in the order first; none if it finds room, or cannot."""
+        """Those who give way to the first in the queue, last in the order first; none if it finds room, or could not
+        start in the next plan for all that."""
         first = self._first_of_a_tier()
         if first is None:
             return []
@@ -140,7 +141,7 @@ class Room:
         rows = [row for row in columns.running_rows().tolist() if _gives_way(self._state.sequence_in(row), first)]
         below = list(dict.fromkeys(_whole(self._state.sequence_in(row)) for row in rows))
         below.sort(key=lambda other: other.rank, reverse=True)
-        if not below or self._starts(first, []):
+        if not below or self._no_tokens_for_next(rows) or self._starts(first, []):
             return []
         spare = self.spared + (1 if first.group is None else first.group.growth(self._state.lease.block_size))
         if self._lacking(first) - spare > int(columns.num_blocks[rows].sum()):
@@ -151,6 +152,13 @@ class Room:
             return []
         counts = range(1, len(below) + 1)  # the more give way, the more room: the least that will do is found by halves
         return below[: counts[bisect_left(counts, True, key=lambda count: self._suffice(below[:count], need))]]
+
+    def _no_tokens_for_next(self, below: list[int]) -> bool:
+        """Whether prompts in other rows than these take all tokens of this step and the next: until they are computed
+        nobody starts, whoever gives way."""
+        columns, rows = self._state.columns, np.setdiff1d(self._state.rows_of_step(), below)
+        remaining = columns.num_tokens[rows] + columns.in_flight[rows] - columns.num_computed[rows]
+        return int(remaining[remaining > 1].sum()) >= 2 * self._state.lease.tokens_per_step
 
     def _suffice(self, victims: list[Sequence], need: Need) -> bool:
         state = self._state

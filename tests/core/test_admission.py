@@ -259,6 +259,23 @@ class TestTurns:
         assert run.scheduler.state.counters.preemptions == 0
         run.to_the_end()
 
+    def test_nobody_gives_way_while_prompts_before_the_first_take_all_tokens(self) -> None:
+        run = Run(num_blocks=300, num_rows=2, tokens_per_step=16)
+        low = run.submit(asked("low", 2, 100, priority=-1))
+        run.step()
+        long = run.submit(asked("long", 600, 4))
+        run.step()
+        high = run.submit(asked("h", 2, 4))
+        while long.num_output == 0:
+            before = low.num_output
+            run.step()
+            if long.row >= 0 and 600 - run.scheduler.state.columns.num_computed[long.row] >= 32:
+                assert low.num_output == before + 1
+        run.step()
+        assert high.num_output > 0, "it starts as soon as there are tokens"
+        run.to_the_end()
+        assert run.scheduler.state.counters.preemptions == 1
+
     def test_rows_that_samples_will_join_in_later_cost_nobody_its_row_now(self) -> None:
         run = Run(num_blocks=300, num_rows=8, tokens_per_step=16)
         low = [asked(name, 2, 60, priority=-1) for name in "ab"]
