@@ -9,14 +9,13 @@ from dataclasses import replace
 import pytest
 
 from paged.client import Client, InvalidRequestError, ResourceExhaustedError
-from scheduler_svc.core.audit import audit
 from scheduler_svc.core.sequence import Sampling
 from scheduler_svc.engine import Engine
 from scheduler_svc.errors import RequestFailed
 from scheduler_svc.requests import GenerationRequest
-from scheduler_svc.settings import SchedulerSettings
 from tests.processes import start_executor
 from tests.system.conftest import System
+from tests.system.engines import engine_over
 from tests.system.requests import Call, answers, idle_load, mixed_calls, ready
 from tests.system.test_scripted import script
 
@@ -105,17 +104,10 @@ async def test_a_prompt_with_samples_is_computed_and_stored_once(system: System)
 
 @contextlib.asynccontextmanager
 async def running_engine(system: System, *flags: str) -> AsyncIterator[Engine]:
-    """One in this process, over a simulated executor with these flags; without an API, so that a test is its reader."""
+    """One over a simulated executor with these flags."""
     system.services.append(executor := start_executor(system.directory, "--simulate", *flags, *system.executor_flags))
-    endpoint = executor.wait_until_ready().address
-    engine = Engine(SchedulerSettings(executor_endpoint=endpoint, cache_dir=system.directory / "cache"))
-    driving = asyncio.ensure_future(engine.run())
-    async with asyncio.timeout(30):
-        while not engine.ready:
-            await asyncio.sleep(0.01)
+    async with engine_over(executor.wait_until_ready().address, system.directory / "cache") as engine:
         yield engine
-    driving.cancel()
-    await asyncio.wait([driving])
 
 
 async def test_an_error_in_one_sample_ends_the_others_though_nobody_reads(system: System) -> None:
@@ -133,27 +125,3 @@ async def test_an_error_in_one_sample_ends_the_others_though_nobody_reads(system
                 async for _ in deltas:
                     pass
         assert engine.load().failed_requests == 1
-
-
-@pytest.mark.parametrize("max_rows", [2, 8])
-@pytest.mark.parametrize("num_ended", [0, 2])
-async def test_a_cancelled_request_leaves_no_sample_behind(system: System, max_rows: int, num_ended: int) -> None:
-    call = Call([301, 302, 303], 500, 1.0, 7, "")
-    ends = tuple(call.expected((), index)[4] for index in range(num_ended))
-    async with running_engine(system, "--max-rows", str(max_rows), "--simulate-fixed-us", "500") as engine:
-        for _ in range(25):
-            # The same id each time: no record of it may be left.
-            request = GenerationRequest(
-                "r", call.prompt, Sampling(1.0, seed=7), 500, stop_token_ids=ends, ignore_eos=True, num_samples=4
-            )
-            num_messages = num_finished = 0
-            async with contextlib.aclosing(engine.generate(request)) as deltas:
-                async for delta in deltas:
-                    num_messages, num_finished = num_messages + 1, num_finished + (delta.finish is not None)
-                    if num_messages >= 3 and num_finished >= num_ended:
-                        break
-            load = engine.load()
-            assert (load.running_sequences, load.waiting_sequences, load.used_blocks) == (0, 0, 0)
-            audit(engine._scheduler.state)
-        assert engine._requests == {}
-        assert engine.load().cancelled_requests == 25

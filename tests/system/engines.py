@@ -1,0 +1,52 @@
+"""An engine in the test's own process, over a real executor process; without an API, so that a test is its reader."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from scheduler_svc.core.audit import audit
+from scheduler_svc.core.plan import Plan
+from scheduler_svc.engine import Engine
+from scheduler_svc.requests import GenerationRequest
+from scheduler_svc.settings import SchedulerSettings
+
+
+@contextlib.asynccontextmanager
+async def engine_over(endpoint: str, cache_dir: Path) -> AsyncIterator[Engine]:
+    """Ready for requests."""
+    engine = Engine(SchedulerSettings(executor_endpoint=endpoint, cache_dir=cache_dir))
+    async with asyncio.TaskGroup() as tasks:  # a fault of the engine ends the test
+        driving = tasks.create_task(engine.run())
+        async with asyncio.timeout(60):
+            while not engine.ready:
+                await asyncio.sleep(0.01)
+        try:
+            yield engine
+        finally:
+            driving.cancel()
+
+
+def keep_plans(engine: Engine) -> list[Plan]:
+    """All plans from now on, as they are made; the books are checked after each."""
+    plans: list[Plan] = []
+    make_plan = engine._scheduler.plan
+
+    def kept(*, even_if_empty: bool = False) -> Plan | None:
+        plan = make_plan(even_if_empty=even_if_empty)
+        audit(engine._scheduler.state)
+        if plan is not None:
+            plans.append(plan)
+        return plan
+
+    engine._scheduler.plan = kept  # type: ignore[method-assign]
+    return plans
+
+
+async def samples_ids(engine: Engine, request: GenerationRequest) -> list[list[int]]:
+    """The ids of each sample."""
+    ids: list[list[int]] = [[] for _ in range(request.num_samples)]
+    async with contextlib.aclosing(engine.generate(request)) as deltas:
+        async for delta in deltas:
+            ids[delta.index] += delta.token_ids
+    return ids
