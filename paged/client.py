@@ -6,7 +6,6 @@ async with Client("127.0.0.1:50051") as client:
 """
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -14,8 +13,8 @@ from typing import Any, Self, TypedDict, TypeVar, Unpack
 
 import grpc
 import grpc.aio
-from google.protobuf.message import Message
 
+from paged import options as checked
 from paged.errors import (
     DeadlineExceededError,
     DuplicateRequestError,
@@ -182,7 +181,7 @@ class Client:
 
     async def complete(self, prompt: Prompt, **options: Unpack[Options]) -> Completion:
         """The whole answer, in one message. Raises TypeError with `n` above 1: that is for `complete_samples`."""
-        if options.get("n", 1) != 1:
+        if options.get("n") not in (None, 1):
             raise TypeError(f"n: is {options['n']}; complete gives one answer, complete_samples several")
         (whole,) = await self.complete_samples(prompt, **options)
         return whole
@@ -214,17 +213,17 @@ class Client:
         ]
 
     async def tokenize(self, prompt: str | inference_pb2.Chat, *, model: str = "") -> list[int]:
-        request = inference_pb2.TokenizeRequest(model=model)
-        if isinstance(prompt, str):
-            request.text = prompt
-        else:
-            request.chat.CopyFrom(prompt)
+        given = {"model": model, **checked.text_or_chat("prompt", prompt)}
+        request = inference_pb2.TokenizeRequest(**_picked(given, inference_pb2.TokenizeRequest))
         return list((await self._answer(self._inference.Tokenize(request))).token_ids)
 
     async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True, model: str = "") -> str:
-        request = inference_pb2.DetokenizeRequest(
-            model=model, token_ids=token_ids, skip_special_tokens=skip_special_tokens
-        )
+        given = {
+            "model": model,
+            "token_ids": checked.token_ids("token_ids", token_ids),
+            "skip_special_tokens": skip_special_tokens,
+        }
+        request = inference_pb2.DetokenizeRequest(**_picked(given, inference_pb2.DetokenizeRequest))
         return (await self._answer(self._inference.Detokenize(request))).text
 
     async def model(self) -> control_pb2.GetModelResponse:
@@ -237,7 +236,7 @@ class Client:
 
     async def abort(self, request_ids: Sequence[str]) -> list[str]:
         """End these requests; returns those that were found."""
-        request = control_pb2.AbortRequest(request_ids=request_ids)
+        request = control_pb2.AbortRequest(request_ids=checked.texts("request_ids", request_ids))
         return list((await self._answer(self._control.Abort(request))).request_ids)
 
     async def flush_prefix_cache(self) -> int:
@@ -263,45 +262,44 @@ class Client:
 
 
 def chat(*messages: tuple[str, str] | Mapping[str, str]) -> inference_pb2.Chat:
-    """A conversation as a prompt, of (role, content) pairs or of dicts with these two keys."""
-    pairs = [(m["role"], m["content"]) if isinstance(m, Mapping) else m for m in messages]
-    return inference_pb2.Chat(
-        messages=[inference_pb2.ChatMessage(role=role, content=content) for role, content in pairs]
-    )
+    """A conversation as a prompt, of (role, content) pairs or of dicts with these two keys. Raises TypeError
+    or ValueError for a message that is neither."""
+    return inference_pb2.Chat(messages=[checked.chat_message(i, message) for i, message in enumerate(messages)])
 
 
 def generate_request(prompt: Prompt, **options: Unpack[Options]) -> inference_pb2.GenerateRequest:
     """The message that `Client.generate` sends. Raises TypeError for an unknown option, and TypeError or
-    ValueError, naming the option, for a value that the message cannot hold."""
+    ValueError, naming the option, for a value that the message cannot hold. None is as if left out."""
     if unknown := options.keys() - Options.__annotations__.keys():
         raise TypeError(f"unknown options: {', '.join(sorted(unknown))}")
-    given: dict[str, Any] = dict(options)
-    for name, convert in _AS_MESSAGES.items():
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    for name, convert in _CONVERTERS.items():
         if name in given:
-            given[name] = _converted(name, convert, given[name])
-    request = inference_pb2.GenerateRequest(
+            given[name] = convert(name, given[name])
+    stop = inference_pb2.StopConditions(**_picked(given, inference_pb2.StopConditions))
+    with checked.named("stop"):
+        stop.strings.extend(given.get("stop", ()))
+    with checked.named("stop_token_ids"):
+        stop.token_ids.extend(given.get("stop_token_ids", ()))
+    return inference_pb2.GenerateRequest(
         sampling=inference_pb2.SamplingParams(**_picked(given, inference_pb2.SamplingParams)),
-        stop=inference_pb2.StopConditions(
-            **_picked(given, inference_pb2.StopConditions),
-            strings=[stop] if isinstance(stop := given.get("stop", ()), str) else stop,
-            token_ids=given.get("stop_token_ids", ()),
-        ),
+        stop=stop,
         **_picked({name: given[name] for name in OWN_FIELDS if name in given}, inference_pb2.GenerateRequest),
         grammar=_grammar(given),
+        **checked.prompt_field(prompt),
     )
-    if isinstance(prompt, str):
-        request.text = prompt
-    elif isinstance(prompt, inference_pb2.Chat):
-        request.chat.CopyFrom(prompt)
-    else:
-        request.token_ids.ids.extend(prompt)
-        request.token_ids.SetInParent()
-    return request
 
 
-_AS_MESSAGES: dict[str, Callable[[Any], list[Message]]] = {
-    "logit_bias": lambda biases: [inference_pb2.LogitBias(token_id=i, bias=bias) for i, bias in biases.items()],
-    "bad_token_sequences": lambda sequences: [inference_pb2.TokenIds(ids=ids) for ids in sequences],
+_CONVERTERS: dict[str, Callable[[str, Any], Any]] = {
+    "logit_bias": checked.logit_biases,
+    "allowed_token_ids": checked.token_ids,
+    "bad_words": checked.texts,
+    "bad_token_sequences": checked.token_id_lists,
+    "stop": checked.text_or_texts,
+    "stop_token_ids": checked.token_ids,
+    "json_schema": checked.schema,
+    "choice": checked.choice,
+    "timeout_s": checked.seconds,
 }
 
 
@@ -309,33 +307,14 @@ def _grammar(given: Mapping[str, Any]) -> inference_pb2.Grammar | None:
     kinds = [name for name in inference_pb2.Grammar.DESCRIPTOR.fields_by_name if name in given]
     if len(kinds) > 1:
         raise TypeError(f"{' and '.join(kinds)}: a request has one grammar")
-    if not kinds:
-        return None
-    (kind,) = kinds
-    value = given[kind]
-    if kind == "json_schema" and not isinstance(value, str):
-        value = json.dumps(value)
-    if kind == "choice":
-        if isinstance(value, str):
-            raise TypeError("choice: takes a sequence of strings")
-        value = inference_pb2.Choice(options=value)
-    return inference_pb2.Grammar(**_picked({kind: value}, inference_pb2.Grammar))
-
-
-def _converted(name: str, convert: Callable[[Any], list[Message]], value: Any) -> list[Message]:
-    try:
-        return convert(value)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{name}: {error}") from None
+    return inference_pb2.Grammar(**_picked(given, inference_pb2.Grammar)) if kinds else None
 
 
 def _picked(given: Mapping[str, Any], message: Any) -> dict[str, Any]:
     picked = {name: given[name] for name in message.DESCRIPTOR.fields_by_name if name in given}
     for name, value in picked.items():
-        try:
+        with checked.named(name):
             message(**{name: value})
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"{name}: {error}") from None
     return picked
 
 

@@ -13,6 +13,8 @@ from scheduler_svc.text.grammar_check import GrammarCheck, to_its_end
 from scheduler_svc.text.grammars import Grammar, Grammars, GrammarStuck, Matcher, UnusableGrammar
 from scheduler_svc.text.tokenizer import Tokenizer
 
+MAX_LINE = 300  # letters that are told of a complaint
+_REASON = "error: "
 SLICE_S = 0.002  # of the event loop for masks before the next plan is made; who comes later is in a later plan
 
 
@@ -117,5 +119,9 @@ def _refused(grammar: Grammar, problem: str) -> InvalidRequest:
 
 
 def _one_line(text: str) -> str:
-    """The library's complaints draw pictures below their first line."""
-    return text.partition("\n")[0]
+    """The library's complaints draw pictures below their first line; what is wrong with a regex comes after those, and
+    is told first here, as the first line may quote the whole grammar."""
+    first, *others = text.strip().splitlines() or [""]
+    reason = next((line.removeprefix(_REASON) for line in others if line.startswith(_REASON)), None)
+    line = first if reason is None else f"{reason}; {first.rstrip(':')}"
+    return line[:MAX_LINE]

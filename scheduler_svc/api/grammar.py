@@ -20,6 +20,8 @@ def grammar_violations(request: inference_pb2.GenerateRequest) -> list[FieldViol
         return []
     field = f"grammar.{grammar.kind}"
     if isinstance(grammar.source, str):
+        if not grammar.source:
+            return [FieldViolation(field, "is empty; a grammar needs something to allow")]
         return _size_violations(field, len(grammar.source.encode()))
     options = grammar.source
     if not 1 <= len(options) <= MAX_CHOICES:
@@ -43,8 +45,6 @@ def grammar_of(request: inference_pb2.GenerateRequest) -> Grammar | None:
 
 
 def _size_violations(field: str, num_bytes: int) -> list[FieldViolation]:
-    if num_bytes == 0:
-        return [FieldViolation(field, "is empty; a grammar needs something to allow")]
     if num_bytes > MAX_GRAMMAR_BYTES:
         return [FieldViolation(field, f"has {num_bytes} bytes, above the limit of {MAX_GRAMMAR_BYTES}")]
     return []

@@ -21,6 +21,7 @@ LONG = "a" * (MAX_GRAMMAR_BYTES + 1)
         (Grammar(choice=Choice()), "grammar.choice.options"),
         (Grammar(choice=Choice(options=["a"] * (MAX_CHOICES + 1))), "grammar.choice.options"),
         (Grammar(choice=Choice(options=["a", ""])), "grammar.choice.options[1]"),
+        (Grammar(choice=Choice(options=[""])), "grammar.choice.options[0]"),  # once: there is an option, an empty one
         (Grammar(choice=Choice(options=[LONG[: MAX_GRAMMAR_BYTES // 2 + 1]] * 2)), "grammar.choice.options"),
     ],
     ids=lambda value: str(value)[:40],

@@ -141,23 +141,30 @@ async def test_an_answer_ends_with_its_grammar_and_says_so(system: System) -> No
         assert json.loads(whole.text).keys() == {"ok"}
 
 
-async def test_what_cannot_be_used_is_refused_by_name_and_nothing_is_queued(system: System) -> None:
+async def test_what_cannot_be_used_is_refused_by_name_and_reason_and_nothing_is_queued(system: System) -> None:
     system.scheduler_flags = ["--max-grammar-s", "0.5"]
     system.start()
     async with Client(system.address) as client:
         await ready(client)
         await client.complete("Well?", regex="a", max_tokens=3)
-        for options, field in (
-            ({"regex": "a("}, "grammar.regex"),
-            ({"regex": r"x[^\s\S]"}, "grammar.regex"),
-            ({"json_schema": {"type": "integer", "multipleOf": 999983}}, "grammar.json_schema"),
-            ({"json_schema": '{"type": 7}'}, "grammar.json_schema"),
-            ({"lark": 'start: "a" <end>'}, "grammar.lark"),
-            ({"choice": ["a", ""]}, "grammar.choice.options[1]"),
+        for options, field, reason in (
+            ({"regex": "a("}, "grammar.regex", "unclosed group"),
+            ({"regex": "(?=a)b"}, "grammar.regex", "look-ahead"),
+            ({"regex": r"x[^\s\S]"}, "grammar.regex", ""),
+            ({"json_schema": {"type": "integer", "multipleOf": 999983}}, "grammar.json_schema", ""),
+            ({"json_schema": '{"type": 7}'}, "grammar.json_schema", ""),
+            ({"json_schema": {"type": "string", "pattern": "(?=a)b"}}, "grammar.json_schema", "look-ahead"),
+            ({"lark": 'start: "a" <end>'}, "grammar.lark", ""),
+            ({"lark": "start: /(?=a)b/"}, "grammar.lark", "look-ahead"),
+            ({"regex": "(" + "a" * 5000}, "grammar.regex", "unclosed group"),
+            ({"choice": ["a", ""]}, "grammar.choice.options[1]", "empty"),
         ):
             with pytest.raises(InvalidRequestError) as refused:
                 await client.complete("Well?", max_tokens=3, **options)
-            assert [violation.field for violation in refused.value.violations] == [field]
+            (violation,) = refused.value.violations
+            assert violation.field == field
+            assert reason in violation.description
+            assert len(violation.description.splitlines()) == 1
         load = await idle_load(client)
         assert (load.finished_requests, load.failed_requests, load.cancelled_requests) == (1, 0, 0)
 
