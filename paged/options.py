@@ -40,6 +40,7 @@ def texts(name: str, value: Any) -> list[str]:
 
 
 def text_or_texts(name: str, value: Any) -> list[str]:
+    """A list of texts; one text is a list of itself."""
     return [value] if isinstance(value, str) else texts(name, value)
 
 
@@ -49,12 +50,14 @@ def token_ids(name: str, value: Any) -> list[int]:
 
 
 def token_id_lists(name: str, value: Any) -> list[inference_pb2.TokenIds]:
+    """Lists of token ids, such as no answer may contain."""
     lists = [token_ids(f"{name}: entry {i}", entry) for i, entry in enumerate(entries(name, value))]
     with named(name):
         return [inference_pb2.TokenIds(ids=ids) for ids in lists]
 
 
 def logit_biases(name: str, value: Any) -> list[inference_pb2.LogitBias]:
+    """What is added to the logits of some tokens."""
     if not isinstance(value, Mapping):
         raise _not_due(name, value, "a dict of token ids and their biases")
     with named(name):
@@ -62,6 +65,7 @@ def logit_biases(name: str, value: Any) -> list[inference_pb2.LogitBias]:
 
 
 def choice(name: str, value: Any) -> inference_pb2.Choice:
+    """The texts of which the answer is one."""
     options = texts(name, value)
     with named(name):
         return inference_pb2.Choice(options=options)
@@ -78,6 +82,7 @@ def schema(name: str, value: Any) -> str:
 
 
 def seconds(name: str, value: Any) -> float:
+    """A time that gRPC can wait."""
     if not isinstance(value, Real):
         raise _not_due(name, value, "a number of seconds")
     return float(value)
