@@ -246,9 +246,10 @@ class Core(RuleBasedStateMachine):
             assert all(s.alone for s in computed), "a sequence that must be alone has company"
             assert len(computed) <= 1, "two sequences that must be alone"
             return True
-        groups = [sequence.group for sequence in computed]
-        if any(group is not None and group.handle.alone for group in groups):
-            assert set(groups) == {groups[0]}, "a group that must be alone has company"
+        groups = {sequence.group for sequence in self._running()}
+        if alone := {group for group in groups if group is not None and group.handle.alone}:
+            assert {sequence.group for sequence in computed} <= alone, "a group that must be alone has company"
+            assert len(alone) == 1, "two groups that must be alone"
             return True
         started = [self.scheduler.state.sequence_in(start.row) for start in plan.started]
         behind = {
