@@ -159,8 +159,8 @@ async def test_samples_that_cross_the_length_at_which_keys_change_are_right_cold
     chance = random.Random(6)
     stem = [chance.randrange(VOCAB_SIZE) for _ in range(ORIGINAL + 4)]
     prompts = [stem[:length] for length in range(ORIGINAL - 2, ORIGINAL + 2)]
-    pool = ["--block-size", "4", "--num-blocks", "14", "--max-rows", "8", "--tokens-per-step", "24"]
-    asked = {"max_tokens": 5, "temperature": 1.0, "logprobs": 3, "ignore_eos": True, "n": 3}
+    pool = ["--block-size", "4", "--num-blocks", "16", "--max-rows", "8", "--tokens-per-step", "24"]
+    asked = {"max_tokens": 12, "temperature": 1.0, "logprobs": 3, "ignore_eos": True, "n": 3}
     with cleaned_up([]) as services:
         services.append(start_executor(tmp_path, "--model", str(directory), "--dtype", "float32", *pool))
         endpoint = services[0].wait_until_ready().address
@@ -184,7 +184,7 @@ async def test_samples_that_cross_the_length_at_which_keys_change_are_right_cold
                 sampling = executor_pb2.RowSampling(
                     temperature=1.0, top_p=1.0, repetition_penalty=1.0, seed=seed, index=index
                 )
-                assert len(sample.token_ids) == 5
+                assert len(sample.token_ids) == 12
                 judge_by_length(reference, Answered(prompt, sampling, sample.token_ids, sample.logprobs))
 
 
