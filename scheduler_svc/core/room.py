@@ -15,7 +15,7 @@ import numpy as np
 from scheduler_svc.core.beam_group import BeamGroup
 from scheduler_svc.core.blocks import BlockPool
 from scheduler_svc.core.masking import Masking
-from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.core.sequence import Rank, Sequence
 from scheduler_svc.core.sharing import Sharing
 from scheduler_svc.core.state import CoreState
 
@@ -34,10 +34,10 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class _Stuck:
-    """How many blocks a sequence lacked, beyond the reserve, when so many had been freed; `missing` is the hash that
-    ended its cached prefix. A long prefix is not looked up again before it can matter."""
+    """How many blocks the sequence of that rank lacked, beyond the reserve, when so many had been freed; `missing` is
+    the hash that ended its cached prefix. A long prefix is not looked up again before it can matter."""
 
-    sequence: Sequence
+    rank: Rank  # not the sequence: it would outlive its request here
     pool: BlockPool
     num_lacking: int
     num_freed: int
@@ -84,13 +84,13 @@ class Room:
         pool, hashes, num_hits = self._state.cache.pool, sequence.block_hashes, len(need.hits)
         lacking = need.blocks + need.growth + self.spared - pool.num_free
         missing = hashes[num_hits] if num_hits < len(hashes) else None
-        self._stuck = _Stuck(sequence, pool, lacking, pool.num_freed, missing)
+        self._stuck = _Stuck(sequence.rank, pool, lacking, pool.num_freed, missing)
         return lacking
 
     def _lacking(self, sequence: Sequence) -> float:
         """How many blocks it lacks at least, beyond the reserve, as far as is known without looking up its prefix."""
         stuck, cache = self._stuck, self._state.cache
-        if stuck is None or stuck.sequence is not sequence or stuck.pool is not cache.pool:
+        if stuck is None or stuck.rank != sequence.rank or stuck.pool is not cache.pool:
             return -math.inf
         if stuck.missing is not None and cache.holds(stuck.missing):
             return -math.inf
