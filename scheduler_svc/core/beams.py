@@ -40,7 +40,7 @@ class Beams:
 
         A beam begins in the blocks of one before it, as far as their tokens are equal.
         """
-        state, pool, handle = self._state, self._state.cache.pool, group.handle
+        state, pool = self._state, self._state.cache.pool
         start = group.start(state.lease.block_size)
         beams, num_blocks = start.beams, start.num_blocks
         for beam in beams:
@@ -56,10 +56,7 @@ class Beams:
             pool.share(shared)
             tables.append(shared + pool.allocate(num_blocks - num_shared))
         computed = [len(hits), *(num_shared for _, num_shared in start.likes)]
-        if handle.num_cached is None:
-            handle.num_cached = len(hits) * state.lease.block_size
-            state.counters.prompt_tokens += handle.num_prompt
-            state.counters.cached_prompt_tokens += handle.num_cached
+        state.count_prompt(group.handle, len(hits) * state.lease.block_size)
         return self._enter(group, beams, tables, computed)
 
     def take(self, beam: Sequence, token: int, candidates: TokenLogprobs | None, is_current: bool) -> list[Sequence]:

@@ -214,10 +214,7 @@ class Planner:
         if not sequence.num_output:
             sequence.token_ids = sequence.token_ids.copy()
         sequence.row = self._state.columns.enter(sequence, blocks, num_computed, self._state.bound_in_row(sequence))
-        if sequence.num_cached is None:
-            sequence.num_cached = num_computed
-            self._state.counters.prompt_tokens += sequence.num_prompt
-            self._state.counters.cached_prompt_tokens += num_computed
+        self._state.count_prompt(sequence, num_computed)
         start = StartedRow(
             row=sequence.row,
             token_ids=sequence.token_ids.copy(),

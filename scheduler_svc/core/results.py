@@ -107,9 +107,9 @@ class Results:
     ) -> None:
         """A token of a sequence that has lost its row meanwhile (kept if it was preempted, dropped if it has ended), or
         one that is none because the logits were not finite."""
-        if token < 0:
-            self._state.cache.withdraw(sequence.block_hashes)
         if sequence.state is State.ENDED:
+            if token < 0:
+                self._state.cache.withdraw(sequence.block_hashes)
             return
         if token < 0:
             self._fail(sequence)

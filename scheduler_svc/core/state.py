@@ -226,6 +226,13 @@ class CoreState:
         sample.num_cached = leader.num_cached  # of their request, which is counted once
         sample.block_hashes = leader.block_hashes[: leader.num_prompt // self.hashed_block_size]
 
+    def count_prompt(self, sequence: Sequence, num_cached: int) -> None:
+        """The sequence, or its group, is admitted; its prompt counts the first time."""
+        if sequence.num_cached is None:
+            sequence.num_cached = num_cached
+            self.counters.prompt_tokens += sequence.num_prompt
+            self.counters.cached_prompt_tokens += num_cached
+
     def preempt(self, sequence: Sequence) -> None:
         """A running sequence waits again, at its old place in the order; a beam with all of its group."""
         if sequence.group is not None:

@@ -71,6 +71,24 @@ def test_c6_6_an_empty_plan_gives_no_token() -> None:
     assert len(run.executor.run(plan).tokens) == 0
 
 
+def assert_seldom_looked_up(run: Run, late: Sequence, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it waits for thirty plans; then it is answered."""
+    looked_up, find = 0, run.scheduler.state.cache.find
+
+    def counted(hashes: list[bytes]) -> list[int]:
+        nonlocal looked_up
+        looked_up += 1
+        return find(hashes)
+
+    monkeypatch.setattr(run.scheduler.state.cache, "find", counted)
+    for _ in range(30):
+        run.step()
+        assert late.state is State.WAITING
+    assert looked_up <= 7
+    run.to_the_end()
+    assert late.num_output == 4
+
+
 def test_a_long_cached_prefix_that_finds_no_room_is_not_looked_up_in_every_plan(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -80,20 +98,7 @@ def test_a_long_cached_prefix_that_finds_no_room_is_not_looked_up_in_every_plan(
         run.submit(Sequence("r", [500 + i] * 50, 40))
     run.step()
     late = run.submit(Sequence("late", [*range(100), *range(200, 240)], 4))
-    looked_up, find = 0, run.scheduler.state.cache.find
-
-    def counted(hashes: list[bytes]) -> list[int]:
-        nonlocal looked_up
-        looked_up += 1
-        return find(hashes)
-
-    monkeypatch.setattr(run.scheduler.state.cache, "find", counted)
-    for _ in range(30):
-        run.step()
-        assert late.state is State.WAITING
-    assert looked_up <= 7
-    run.to_the_end()
-    assert late.num_output == 4
+    assert_seldom_looked_up(run, late, monkeypatch)
 
 
 def test_nor_where_those_of_lower_priority_could_not_make_room_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,17 +108,4 @@ def test_nor_where_those_of_lower_priority_could_not_make_room_for_it(monkeypatc
     run.submit(Sequence("low", [501] * 8, 40))
     run.step()
     late = run.submit(Sequence("late", [*range(100), *range(200, 300)], 4, priority=1))
-    looked_up, find = 0, run.scheduler.state.cache.find
-
-    def counted(hashes: list[bytes]) -> list[int]:
-        nonlocal looked_up
-        looked_up += 1
-        return find(hashes)
-
-    monkeypatch.setattr(run.scheduler.state.cache, "find", counted)
-    for _ in range(30):
-        run.step()
-        assert late.state is State.WAITING
-    assert looked_up <= 7
-    run.to_the_end()
-    assert late.num_output == 4
+    assert_seldom_looked_up(run, late, monkeypatch)
