@@ -26,6 +26,7 @@ MAX_MESSAGE_BYTES = 1 << 28  # a lease takes four bytes a block
 TOKENIZER_TIMEOUT_S = 60.0
 READABLE = int(zmq.POLLIN)  # plain numbers: flags are combined in Python, and slowly
 NOBLOCK = int(zmq.NOBLOCK)
+MESSAGES_IN_A_TURN = 2  # of the event loop
 
 log = structlog.get_logger()
 
@@ -59,6 +60,7 @@ class ExecutorSession:
         self._bundle_data = bytearray()
         self._epoch = self._session = 0
         self._is_reading = False
+        self._next_read: asyncio.Handle | None = None
         self._sent_at: deque[float] = deque()
         self._last_sent_at = time.monotonic()
         self.on_result: Callable[[pb.StepResult], None] | None = None
@@ -152,7 +154,7 @@ class ExecutorSession:
         except zmq.Again:
             self._lose(SessionLost("the socket to the executor takes no more messages"))
         if not self._is_reading:
-            self._loop.call_soon(self._read)
+            self._read_soon()
 
     async def _first_of(self, wanted: asyncio.Future, timeout_s: float | None = None) -> None:
         """Wait for this future, or raise what has ended the session."""
@@ -167,24 +169,36 @@ class ExecutorSession:
             self.lost.set_result(reason)
 
     def _read(self) -> None:
-        """Take all messages that have arrived."""
+        """Take what has arrived. An executor faster than we are would always have one more result there, so the rest
+        is taken after a turn for everything else."""
+        if self._next_read is not None:  # once a turn, whoever asks for it
+            self._next_read.cancel()
+            self._next_read = None
         self._is_reading = True
-        try:
-            self._read_all()
-        finally:
-            self._is_reading = False
+        is_empty = self._read_some()
+        self._is_reading = False
+        if not is_empty:
+            self._read_soon()
 
-    def _read_all(self) -> None:
-        while not self.lost.done():
+    def _read_soon(self) -> None:
+        if self._next_read is None:
+            self._next_read = self._loop.call_soon(self._read)
+
+    def _read_some(self) -> bool:
+        """Whether nothing is left to be read."""
+        for _ in range(MESSAGES_IN_A_TURN):
+            if self.lost.done():
+                break
             try:
                 self._take(pb.ToScheduler.FromString(self._socket.recv(NOBLOCK)))
             except zmq.Again:
-                return
+                return True
             except (DecodeError, MalformedMessage) as error:
                 self._lose(SessionLost(f"malformed message from the executor: {error}"))
             except Exception as error:  # a fault of ours must not leave the messages behind it unread
                 log.exception("message_failed")
                 self._lose(SessionLost(f"{type(error).__name__} over a message from the executor"))
+        return self.lost.done()
 
     def _take(self, message: pb.ToScheduler) -> None:
         match message.WhichOneof("message"):
