@@ -24,7 +24,8 @@ from executor_svc.plan_checks import (
 )
 from executor_svc.schedule_check import Schedule
 from executor_svc.scoring import find_scored
-from executor_svc.step import Int32s, RowStart
+from executor_svc.shared_segments import SegmentFinder
+from executor_svc.step import Int32s, RowStart, SharedSegments
 from executor_svc.step_builder import build_step
 from paged.v1 import executor_pb2
 
@@ -59,6 +60,7 @@ class ResidentBatch:
         self._has_scored = False  # whether any row has ever asked for its prompt's log-probabilities
         self._tables = np.zeros((num_rows, min(_FIRST_TABLE_WIDTH, limits.blocks_per_row)), np.int32)
         self._known: list[Int32s] = [_EMPTY] * num_rows
+        self._segments = SegmentFinder(num_rows, limits.block_size)
         self._seen_at = np.zeros(num_rows, np.int32)  # scratch of _repeated: where a row was last seen
 
     @property
@@ -107,6 +109,10 @@ class ResidentBatch:
         """Token ids that came with the row's start."""
         return self._known[row]
 
+    def shared_segments(self, rows: Int32s, num_tokens: Int32s, context_lens: Int32s) -> SharedSegments | None:
+        """Of a step in which these rows compute so many tokens, and have `context_lens` after it."""
+        return self._segments.find(rows, num_tokens, context_lens, self._tables, self.num_blocks)
+
     def end_rows_of(self, session: int) -> Int32s:
         """End all rows of a session. Returns those that were live."""
         rows = np.flatnonzero((self._ownership.of_row == session) & self.live).astype(np.int32)
@@ -133,6 +139,7 @@ class ResidentBatch:
         self._state[_NUM_COMPUTED, rows] = num_computed
         self._state[_NUM_SAMPLED, rows] += num_steps
         self._state[_NUM_BLOCKS, rows] = -(-num_computed // self.block_size)
+        self._segments.grown(rows)
         self._grow_tables(tables.shape[1])
         self._tables[rows, : tables.shape[1]] = tables
 
@@ -148,6 +155,7 @@ class ResidentBatch:
             self._copy(plan, session)
             return self._run_schedule(plan, session, lease, starts)
         except PlanViolation:
+            self._segments.changed(touched)
             self._state[:, touched] = state
             self._tables[touched, tables.shape[1] :] = 0  # tables may have grown in between
             self._tables[touched, : tables.shape[1]] = tables
@@ -178,6 +186,7 @@ class ResidentBatch:
         self._copy_rows(joining.forks)
         step = build_step(computing, first, ends, known, self._tables, self._known, self.block_size)
         step.draws, step.masks = joining.draws, masks
+        step.shared = self.shared_segments(step.rows, computing.scheduled_tokens, ends)
         if self._has_scored:
             num_prompt, num_top = self._state[[_NUM_PROMPT, _NUM_SCORED]]
             step.scored = find_scored(step, first, ends, self._known, num_prompt, num_top)
@@ -216,6 +225,7 @@ class ResidentBatch:
         # Right-hand sides are copies: a child that is a parent too hands on what it was before.
         self._state[:, forks.children] = self._state[:, forks.parents]
         self._tables[forks.children] = self._tables[forks.parents]
+        self._segments.changed(forks.children)
         known = [self._known[parent] for parent in forks.parents]
         for child, ids, sampling in zip(forks.children, known, forks.sampling, strict=True):
             self._known[child] = ids
@@ -240,6 +250,7 @@ class ResidentBatch:
         check_sampling("started.sampling", started.sampling, self._limits)
         self._grow_tables(len(blocks))
         self._tables[row, : len(blocks)] = blocks
+        self._segments.changed([row])
         self._known[row] = token_ids
         self._state[:, row] = (
             1,
@@ -269,6 +280,7 @@ class ResidentBatch:
         if width > limit:
             raise PlanViolation("appended_rows", f"row {rows[places.argmax()]}", f"may have {limit} blocks at most")
         self._grow_tables(width)
+        self._segments.grown(rows)
         self._tables[rows, places] = blocks
         self._state[_NUM_BLOCKS, rows] = places + 1  # of equal rows the last one counts
         return places
@@ -291,6 +303,7 @@ class ResidentBatch:
         if len(rows) > 1 and len(np.unique(np.stack([rows, places]), axis=1).T) < len(rows):
             raise PlanViolation("copy_rows", "the same entry twice", "may be replaced once")
         self._tables[rows, places] = destinations
+        self._segments.changed(rows)
 
     def _place_of(self, row: np.int32, block: np.int32) -> int:
         """Where the row's table names the block. Row by row: all tables at once can be more than memory holds."""
@@ -352,6 +365,7 @@ class ResidentBatch:
     def _clear(self, rows: Int32s) -> None:
         self._state[:, rows] = 0
         self._tables[rows] = 0
+        self._segments.changed(rows)
         for row in rows:
             self._known[row] = _EMPTY
 

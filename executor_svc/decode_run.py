@@ -58,6 +58,8 @@ class DecodeRun:
             query_start=np.arange(num_rows + 1, dtype=np.int32),
             token_ids=np.full(num_rows, -1, np.int32),
             slots=step.slots.take(step.query_start[1:] - 1),
+            # Of blocks that are full already, which is all that can be shared: it stays so while the run lasts.
+            shared=batch.shared_segments(step.rows, np.ones(num_rows, np.int32), step.context_lens + 1),
         )
         self._due_at: list[_Due | None] = [None] * batch.block_size
         self._next: Step | None = None
@@ -125,6 +127,7 @@ class DecodeRun:
             copy_sources=_NONE,
             copy_destinations=_NONE,
             decodes=True,
+            shared=last.shared,
         )
 
     def settle(self) -> None:

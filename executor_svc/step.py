@@ -55,6 +55,22 @@ class Scored:
     num_top: NDArray[np.int64]  # [num_scored]; alternatives to report
 
 
+@dataclass(frozen=True, slots=True)
+class SharedSegments:
+    """Runs of blocks that rows of the step have at the same places of their tables, after the same blocks.
+
+    Segment i covers the places `first[i] : end[i]` for the rows `rows[row_start[i] : row_start[i + 1]]`, two or more,
+    each with one token in the step whose position lies behind the segment. The segments of row r, from the first place
+    on and one after another, cover the places before `own_start[r]`. Segments are in the order of their first places.
+    """
+
+    first: Int32s  # [num_segments]
+    end: Int32s  # [num_segments]
+    row_start: Int32s  # [num_segments + 1]
+    rows: Int32s  # [row_start[-1]]; places in the step's `rows`
+    own_start: Int32s  # [num_rows]; 0 where the row shares nothing
+
+
 @dataclass(slots=True)
 class Step:
     """One forward pass over the tokens of all scheduled rows, flattened row after row.
@@ -78,6 +94,7 @@ class Step:
     draws: Draws | None = None  # None: each row that samples, for itself
     masks: Masks | None = None  # None: no row has one
     scored: Scored | None = None
+    shared: SharedSegments | None = None  # None: nothing is
 
     @property
     def all_draw(self) -> bool:

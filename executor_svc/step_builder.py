@@ -7,6 +7,7 @@ import numpy as np
 from executor_svc.masking import merge_masks
 from executor_svc.plan import PlanColumns
 from executor_svc.scoring import merge_scored
+from executor_svc.shared_segments import merge_segments
 from executor_svc.step import Draws, Int32s, Step
 
 
@@ -65,6 +66,7 @@ def merge_steps(steps: list[Step]) -> Step:
         draws=_merged_draws(steps),
         masks=merge_masks(steps),
         scored=merge_scored(steps, num_tokens[:-1].tolist()),
+        shared=merge_segments(steps),
     )
 
 

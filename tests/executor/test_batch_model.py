@@ -7,8 +7,10 @@ from hypothesis import given, settings
 
 from executor_svc.batch import ResidentBatch
 from executor_svc.plan import read_plan
+from executor_svc.shared_segments import MIN_SAVED_BLOCKS
 from paged.v1.executor_pb2 import StepPlan
 from tests.executor.plans import SESSION, column, make_batch, sampling, start
+from tests.executor.segments import as_set, naive_segments
 
 BLOCK_SIZE = 4
 NUM_ROWS = 5  # the session's; the fixture has one more
@@ -168,6 +170,14 @@ def test_rows_and_steps_are_what_plain_lists_say(data: st.DataObject) -> None:
         assert step.slots.tolist() == expected.slots
         assert step.context_lens.tolist() == expected.contexts
         assert step.query_start[-1] == len(expected.ids)
+        assert as_set(step.shared) == naive_segments(
+            {row: state.blocks for row, state in naive.rows.items()},
+            expected.rows,
+            step.query_start[1:] - step.query_start[:-1],
+            expected.contexts,
+            block_size=BLOCK_SIZE,
+            min_saved=MIN_SAVED_BLOCKS,
+        )
         for i, table in enumerate(expected.tables):
             used = -(-expected.contexts[i] // BLOCK_SIZE)
             assert step.block_tables[i, :used].tolist() == table[:used]
