@@ -1,8 +1,10 @@
 """Paged attention over a block-wise KV cache: one face, a backend for each kind of device.
 
-The cache of one layer is a pair of tensors `[num_blocks, block_size, num_kv_heads, head_dim]`; key and value heads
-may differ in size. Choose a backend once, at start, with `backend(device)`, and call its three functions:
+The cache of one layer is a pair of tensors whose first dimension is the block; how the rest lies is the backend's own
+affair. Key and value heads may differ in size. Choose a backend once, at start, with `backend(device)`, and call its
+functions:
 
+* `allocate_caches` makes the pair,
 * `write_kv` puts the keys and values of a step's tokens into their slots,
 * `paged_attention` lets every query attend to its row's context, found through the block table,
 * `copy_blocks` copies whole blocks, for copy-on-write.
@@ -16,8 +18,9 @@ import torch
 
 from kernels import reference
 from kernels.checks import KernelInputError
+from kernels.shared_blocks import SharedBlocks
 
-__all__ = ["Backend", "KernelInputError", "backend"]
+__all__ = ["REFERENCE", "Backend", "KernelInputError", "SharedBlocks", "backend"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,12 @@ class Backend:
     paged_attention: Callable[..., torch.Tensor]
     write_kv: Callable[..., None]
     copy_blocks: Callable[..., None]
+    allocate_caches: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+
+
+REFERENCE = Backend(
+    "reference", reference.paged_attention, reference.write_kv, reference.copy_blocks, reference.allocate_caches
+)
 
 
 def backend(device: torch.device) -> Backend:
@@ -36,7 +45,7 @@ def backend(device: torch.device) -> Backend:
     Raises KernelInputError for a device that none serves, and where the package that its kernels need is missing.
     """
     if device.type == "cpu":
-        return Backend("reference", reference.paged_attention, reference.write_kv, reference.copy_blocks)
+        return REFERENCE
     if device.type != "cuda":
         raise KernelInputError(f"device: is {device}, must be cpu or cuda; there are no kernels for another kind")
     if importlib.util.find_spec("triton") is None:
@@ -45,4 +54,4 @@ def backend(device: torch.device) -> Backend:
         )
     from kernels import triton  # only here: a machine without a GPU need not have Triton
 
-    return Backend("triton", triton.paged_attention, triton.write_kv, triton.copy_blocks)
+    return Backend("triton", triton.paged_attention, triton.write_kv, triton.copy_blocks, triton.allocate_caches)

@@ -11,10 +11,28 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from kernels.checks import check_attention, check_copies, check_write
+from kernels.shared_blocks import SharedBlocks
 
 MAX_PADDING = 1.25  # decode rows share a group when the longest has at most this many times the slots of the shortest
 MAX_GROUP_ELEMENTS = 1 << 24  # fp32 elements of keys gathered at once (64 MiB)
 MAX_SCORES = 1 << 22  # scores held at once in a prefill row (16 MiB)
+
+
+def allocate_caches(
+    num_blocks: int,
+    block_size: int,
+    num_kv_heads: int,
+    key_dim: int,
+    value_dim: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A key and a value cache, `[num_blocks, block_size, num_kv_heads, key_dim or value_dim]`, zero."""
+    keys, values = (
+        torch.zeros(num_blocks, block_size, num_kv_heads, dim, dtype=dtype, device=device)
+        for dim in (key_dim, value_dim)
+    )
+    return keys, values
 
 
 def write_kv(
@@ -55,6 +73,7 @@ def paged_attention(
     window: int | None = None,
     soft_cap: float | None = None,
     sinks: torch.Tensor | None = None,
+    shared: SharedBlocks | None = None,
 ) -> torch.Tensor:
     """Causal attention of each row's queries over the row's context.
 
@@ -65,7 +84,7 @@ def paged_attention(
 
     Scores are `q·k * scale`, capped to `soft_cap * tanh(score / soft_cap)`. A query at position p sees the positions
     in (p - window, p]. `sinks`, one a head, joins the softmax as a key without a value. A query without keys gives
-    zeros.
+    zeros. `shared` tells of blocks that rows have in common; here nothing is made of it.
 
     Returns `[num_tokens, num_heads, value head_dim]` in q's dtype. Raises KernelInputError.
     """

@@ -3,9 +3,9 @@
 import torch
 
 import kernels
-from kernels import Backend, reference
+from kernels import REFERENCE, Backend
 
-REFERENCE = Backend("reference", reference.paged_attention, reference.write_kv, reference.copy_blocks)
+__all__ = ["REFERENCE", "checked_backend", "checked_dtypes", "prepare"]
 
 
 def checked_backend(device: torch.device) -> Backend:
@@ -14,7 +14,9 @@ def checked_backend(device: torch.device) -> Backend:
         return kernels.backend(device)
     from kernels import triton
 
-    return Backend("triton interpreted", triton.paged_attention, triton.write_kv, triton.copy_blocks)
+    return Backend(
+        "triton interpreted", triton.paged_attention, triton.write_kv, triton.copy_blocks, triton.allocate_caches
+    )
 
 
 def checked_dtypes(device: torch.device) -> list[torch.dtype]:

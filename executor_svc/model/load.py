@@ -124,7 +124,7 @@ class _Served:
         device, settings = self.model.device, self.settings
         needed = num_blocks * self.block_bytes
         with refusing_out_of_memory("KV memory", device, needed=needed, lower=LESS_KV_MEMORY):
-            memory = KVMemory.allocate(self.layers, num_blocks, settings.block_size, device)
+            memory = KVMemory.allocate(self.layers, num_blocks, settings.block_size, device, self.kernels)
         attention.register()
         self.model.set_attn_implementation(attention.ATTENTION_NAME)
         current = attention.CurrentStep()

@@ -8,6 +8,7 @@ import torch
 from executor_svc.model.free_memory import available_bytes
 from executor_svc.model.proof import ProvenLayer
 from executor_svc.model.refusal import ModelRefused
+from kernels import Backend
 
 log = structlog.get_logger(__name__)
 
@@ -17,17 +18,19 @@ NUM_RESERVED = 1  # block 0: padding is written there, and it is never lent
 
 @dataclass(frozen=True, slots=True)
 class KVMemory:
-    """One key and one value cache a layer, `[num_blocks, block_size, num_kv_heads, head_dim]`, zero at first."""
+    """One key and one value cache a layer, in the backend's layout, zero at first."""
 
     layers: list[tuple[torch.Tensor, torch.Tensor]]
 
     @classmethod
-    def allocate(cls, layers: list[ProvenLayer], num_blocks: int, block_size: int, device: torch.device) -> "KVMemory":
-        def cache(layer: ProvenLayer, head_dim: int) -> torch.Tensor:
-            shape = (num_blocks, block_size, layer.num_kv_heads, head_dim)
-            return torch.zeros(shape, dtype=layer.dtype, device=device)
+    def allocate(
+        cls, layers: list[ProvenLayer], num_blocks: int, block_size: int, device: torch.device, backend: Backend
+    ) -> "KVMemory":
+        def pair(layer: ProvenLayer) -> tuple[torch.Tensor, torch.Tensor]:
+            heads = (layer.num_kv_heads, layer.key_dim, layer.value_dim)
+            return backend.allocate_caches(num_blocks, block_size, *heads, layer.dtype, device)
 
-        return cls([(cache(layer, layer.key_dim), cache(layer, layer.value_dim)) for layer in layers])
+        return cls([pair(layer) for layer in layers])
 
     @property
     def tensors(self) -> list[torch.Tensor]:

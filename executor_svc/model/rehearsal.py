@@ -206,8 +206,6 @@ def _off(served: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
 def _scratch(
     layer: ProvenLayer, backend: Backend, current: attention.CurrentStep, device: torch.device
 ) -> attention.PagedLayer:
-    def cache(dim: int) -> torch.Tensor:
-        shape = (NUM_BLOCKS, BLOCK_SIZE, layer.num_kv_heads, dim)
-        return torch.full(shape, torch.nan, dtype=layer.dtype, device=device)
-
-    return attention.PagedLayer(backend, cache(layer.key_dim), cache(layer.value_dim), current, layer.window)
+    heads = (layer.num_kv_heads, layer.key_dim, layer.value_dim)
+    keys, values = backend.allocate_caches(NUM_BLOCKS, BLOCK_SIZE, *heads, layer.dtype, device)
+    return attention.PagedLayer(backend, keys.fill_(torch.nan), values.fill_(torch.nan), current, layer.window)

@@ -4,8 +4,9 @@ Nothing here waits for the device: a launch depends on shapes, dtypes, strides a
 be recorded in a CUDA graph and played again with other values in the same tensors.
 """
 
-from kernels.reference import copy_blocks  # two index operations of torch's; they do not wait for the device either
+# Two index operations of torch's, which do not wait for the device either, and its zeros.
+from kernels.reference import allocate_caches, copy_blocks
 from kernels.triton.attention import paged_attention
 from kernels.triton.write import write_kv
 
-__all__ = ["copy_blocks", "paged_attention", "write_kv"]
+__all__ = ["allocate_caches", "copy_blocks", "paged_attention", "write_kv"]

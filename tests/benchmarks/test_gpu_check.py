@@ -131,7 +131,9 @@ CASE = Case(torch.float32, Heads(4, 2, 64), 16, ((1, 17), (3, 5), (1, 0), (2, 40
 
 
 def backend_with(**functions):
-    rest = {name: getattr(REFERENCE, name) for name in ("paged_attention", "write_kv", "copy_blocks")}
+    rest = {
+        name: getattr(REFERENCE, name) for name in ("paged_attention", "write_kv", "copy_blocks", "allocate_caches")
+    }
     return Backend("wrong", **rest | functions)
 
 

@@ -5,11 +5,16 @@ import itertools
 import pytest
 import torch
 
-from kernels import Backend, reference
+from kernels import REFERENCE, Backend
 from kernels import triton as triton_kernels
 
-REFERENCE = Backend("reference", reference.paged_attention, reference.write_kv, reference.copy_blocks)
-TRITON = Backend("triton", triton_kernels.paged_attention, triton_kernels.write_kv, triton_kernels.copy_blocks)
+TRITON = Backend(
+    "triton",
+    triton_kernels.paged_attention,
+    triton_kernels.write_kv,
+    triton_kernels.copy_blocks,
+    triton_kernels.allocate_caches,
+)
 BACKENDS = [REFERENCE, TRITON]
 
 # What each computes with here: Triton's interpreter is wrong about bfloat16, so the kernels refuse it there.

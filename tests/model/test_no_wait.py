@@ -24,7 +24,7 @@ from executor_svc.model.runner import ModelRunner
 from executor_svc.model.sampler import Sampler
 from executor_svc.model.staging import Staging
 from executor_svc.step import Masks, RowStart, Scored, Step, mask_bytes
-from kernels import Backend
+from kernels import REFERENCE, Backend
 from kernels.checks import check_attention, check_write
 from tests.model.driver import row_sampling
 from tests.model.families import SERVED, tiny_config
@@ -136,8 +136,8 @@ def runner_without_values(config) -> ModelRunner:
         if isinstance(module.forward, rotary._Rotary):
             module.forward._short.to(META)
             module.forward._long.to(META)
-    backend = Backend("none", attend, check_write, copy)
-    memory, current = KVMemory.allocate(layers, 64, BLOCK_SIZE, META), attention.CurrentStep()
+    backend = Backend("none", attend, check_write, copy, REFERENCE.allocate_caches)
+    memory, current = KVMemory.allocate(layers, 64, BLOCK_SIZE, META, backend), attention.CurrentStep()
     attention.register()
     model.set_attn_implementation(attention.ATTENTION_NAME)
     for layer, (keys, values) in zip(layers, memory.layers, strict=True):

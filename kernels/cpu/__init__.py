@@ -1,0 +1,1 @@
+"""The native kernels of a CPU."""

@@ -1,0 +1,40 @@
+"""The native operations of one level, compiled where they have not been before.
+
+Each level's library registers its operations under `torch.ops.paged_cpu_<level>`, so one process may hold several.
+"""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernels.cpu.build import CACHE, BuildError, find_or_build
+from kernels.cpu.levels import LEVELS, supported
+
+__all__ = ["BuildError", "ops"]
+
+
+def ops(level: str | None = None, cache_dir: Path = CACHE) -> Any:
+    """The namespace of `level`'s operations, by default that of the best level that this CPU runs.
+
+    Raises BuildError where there is no such level, no compiler, or the CPU lacks the level's instructions.
+    """
+    name = level or (supported() or ("",))[0]
+    if name not in LEVELS:
+        raise BuildError(f"there are none for this CPU{f' of level {name}' if name else ''}")
+    return _loaded(name, cache_dir)
+
+
+@cache
+def _loaded(name: str, cache_dir: Path) -> Any:
+    known = supported()
+    runs = name in known or (name == "amx_emulated" and "avx512_bf16" in known)
+    if not runs:
+        raise BuildError(f"this CPU does not run those of level {name}; it runs {', '.join(known) or 'none'}")
+    library = find_or_build(LEVELS[name], cache_dir)
+    try:
+        torch.ops.load_library(library)
+    except OSError as error:
+        raise BuildError(f"{library} does not load: {error}") from error
+    return getattr(torch.ops, f"paged_cpu_{name}")

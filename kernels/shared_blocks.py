@@ -1,0 +1,26 @@
+"""Blocks that several rows of a step have in common, so that they may be read once for all of them."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class SharedBlocks:
+    """Rows whose block tables begin alike, as segments; a hint: results are those without it, up to rounding.
+
+    Segment s covers the blocks `first[s] : end[s]` of the tables of its members, the rows
+    `rows[row_start[s] : row_start[s + 1]]`: two or more, each with exactly one query in the step. The segments of a row
+    follow each other from block 0 on, without a gap, up to `own_start[row]`: the first of its blocks that is in no
+    segment, 0 for a row that shares nothing. Segments may be nested as a tree is: the members of one that begins where
+    another ends are all members of that other.
+
+    first, end: int32 `[num_segments]`; row_start: int32 `[num_segments + 1]`; rows: int32 `[row_start[-1]]`;
+    own_start: int32 `[num_rows]`. On the caches' device.
+    """
+
+    first: torch.Tensor
+    end: torch.Tensor
+    row_start: torch.Tensor
+    rows: torch.Tensor
+    own_start: torch.Tensor

@@ -1,0 +1,86 @@
+"""The native kernels are built once, kept by what they were made of, and never a reason not to start."""
+
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kernels.cpu import build, levels, library
+
+LEVEL = levels.LEVELS["avx2"]
+
+
+@pytest.fixture
+def sources(tmp_path, monkeypatch):
+    """A directory of one small source without torch's headers, in place of the kernels' own."""
+    directory = tmp_path / "csrc"
+    directory.mkdir()
+    (directory / "one.cpp").write_text('extern "C" __attribute__((visibility("default"))) int one() { return 1; }\n')
+    monkeypatch.setattr(build, "SOURCES", directory)
+    monkeypatch.setattr(build, "PREBUILT", tmp_path / "prebuilt")
+    return directory
+
+
+def test_a_library_is_built_once_and_again_only_when_a_source_changes(sources, tmp_path):
+    first = build.find_or_build(LEVEL, tmp_path)
+    made = first.stat().st_mtime_ns
+    assert build.find_or_build(LEVEL, tmp_path) == first
+    assert first.stat().st_mtime_ns == made
+    (sources / "one.h").write_text("// another\n")
+    assert build.find_or_build(LEVEL, tmp_path) != first
+
+
+def test_a_library_built_ahead_needs_no_compiler(sources, tmp_path, monkeypatch):
+    build.PREBUILT.mkdir()
+    built = build.find_or_build(LEVEL, tmp_path)
+    (build.PREBUILT / f"{build._stem(LEVEL)}.so").write_bytes(built.read_bytes())
+    monkeypatch.setattr(build, "_COMPILERS", ("no-such-compiler",))
+    assert build.find_or_build(LEVEL, tmp_path / "empty").parent == build.PREBUILT
+
+
+def test_without_a_compiler_the_reason_is_said(sources, tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "_COMPILERS", ("no-such-compiler",))
+    with pytest.raises(library.BuildError, match=r"no C\+\+ compiler"):
+        build.find_or_build(LEVEL, tmp_path)
+
+
+def test_a_source_that_does_not_compile_leaves_nothing_behind(sources, tmp_path):
+    (sources / "two.cpp").write_text("this is no program\n")
+    with pytest.raises(library.BuildError, match=r"ended with 1: .*two\.cpp"):
+        build.find_or_build(LEVEL, tmp_path)
+    assert not list((tmp_path / "kernels").glob("*.so"))
+
+
+def test_a_cache_that_cannot_be_written_is_told(sources, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(library.BuildError, match="cannot be kept in"):
+        build.find_or_build(LEVEL, tmp_path / "file")
+
+
+def test_processes_that_start_together_build_one_library(sources, tmp_path):
+    program = (
+        "import sys; from pathlib import Path; from kernels.cpu import build, levels; "
+        "build.SOURCES = Path(sys.argv[1]); print(build.find_or_build(levels.LEVELS['avx2'], Path(sys.argv[2])))"
+    )
+    command = [sys.executable, "-c", program, str(sources), str(tmp_path)]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    paths = {process.communicate(timeout=100)[0].strip() for process in running}
+    assert len(paths) == 1
+    assert Path(paths.pop()).exists()
+
+
+def test_the_best_level_comes_first_and_holds_those_after_it():
+    names = levels.supported()
+    flags = [levels.LEVELS[name].cpu_flags for name in names]
+    assert all(better >= worse for better, worse in itertools.pairwise(flags))
+    assert "amx_emulated" not in names
+
+
+@pytest.mark.parametrize("name", ["no-such-level", "neon", "amx"])
+def test_a_level_that_the_cpu_does_not_run_is_refused(name):
+    if name in levels.supported():
+        pytest.skip("this CPU runs it")
+    with pytest.raises(library.BuildError):
+        library.ops(name)
