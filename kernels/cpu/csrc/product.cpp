@@ -1,0 +1,177 @@
+#if defined(PAGED_BF16_DOT)
+
+#include "product.h"
+
+#include <algorithm>
+#include <atomic>
+
+#include "dot_kernel.h"
+#include "panels.h"
+#include "parallel.h"
+
+#if defined(PAGED_TILES)
+#include "tile_kernel.h"
+#endif
+
+namespace paged {
+namespace {
+
+constexpr int64_t kMaxChunk = 256;             // rows whose sums lie in a worker's scratch at once
+constexpr int64_t kMinChunk = 64;
+constexpr int64_t kChunkBytes = 512 << 10;     // of rows: they stay in a core's second cache while panels pass by
+constexpr int64_t kGroupedRows = 64;           // so many (rows · panels) make it worth to ask for more work
+constexpr int64_t kMaxGroup = 8;
+
+// Multiplies blocks of rows with pieces of panels; one for each worker.
+template <Arithmetic A>
+class Multiplier {
+ public:
+  // Few rows are bound by memory, and dot products by vectors need no shaping of tiles.
+  explicit Multiplier(int64_t num_rows) : tiled_(tiles_pay(num_rows)) {}
+
+  int64_t num_blocks(int64_t num_rows) const { return divide_up(num_rows, tiled_ ? kTiledBlock : kDotRows); }
+
+  // Rows of the i-th block. Vectors are best used by blocks of equal size, tiles by full ones.
+  int64_t block(int64_t num_rows, int64_t i) const {
+    if (tiled_) return std::min(kTiledBlock, num_rows - i * kTiledBlock);
+    const int64_t blocks = num_blocks(num_rows);
+    return num_rows / blocks + (i < num_rows % blocks);
+  }
+
+  // Steps that are worth to be multiplied with all rows before the next ones are: they stay in the first cache where
+  // tiles need a line a cycle, in the second otherwise.
+  int64_t piece_steps() const { return tiled_ ? 256 : 2048; }
+
+  void multiply(const Piece& piece, int64_t num_rows) {
+#if defined(PAGED_TILES)
+    if (tiled_) return tile_product<A>(tiles_, piece, num_rows);
+#endif
+    dot_product<A>(piece, num_rows);
+  }
+
+ private:
+#if defined(PAGED_TILES)
+  static constexpr int64_t kTiledBlock = kTileRows;
+  static bool tiles_pay(int64_t num_rows) { return num_rows > 8 && tiles::available(); }
+  Tiles tiles_;
+#else
+  static constexpr int64_t kTiledBlock = kDotRows;
+  static bool tiles_pay(int64_t) { return false; }
+#endif
+  const bool tiled_;
+};
+
+// The work: (chunk of rows, group of panels), chunk by chunk, so that all workers share a chunk's rows.
+struct Jobs {
+  int64_t chunk, num_chunks;  // rows
+  int64_t group, num_groups;  // panels
+
+  Jobs(const Rows& rows, const Panels& panels, int64_t workers) {
+    const int64_t row_bytes = panels.steps * kStepBytes;
+    const int64_t most = std::clamp(kChunkBytes / row_bytes, kMinChunk, kMaxChunk);
+    num_chunks = divide_up(rows.count, most);
+    // Few panels for many workers: more chunks instead.
+    const int64_t wanted = divide_up(2 * workers, panels.count);
+    if (workers > 1) num_chunks = std::max(num_chunks, std::min(wanted, divide_up(rows.count, 2 * kDotRows)));
+    chunk = divide_up(rows.count, num_chunks);
+    num_chunks = divide_up(rows.count, chunk);
+    group = std::clamp(kGroupedRows / chunk, int64_t{1}, kMaxGroup);
+    group = std::clamp(panels.count / (8 * workers), int64_t{1}, group);
+    num_groups = divide_up(panels.count, group);
+  }
+
+  int64_t count() const { return num_chunks * num_groups; }
+};
+
+template <Arithmetic A>
+class Worker {
+ public:
+  Worker(const Rows& rows, const Panels& panels, const Jobs& jobs, const Epilogue& epilogue, int id)
+      : rows_(rows), panels_(panels), jobs_(jobs), epilogue_(epilogue), id_(id), multiplier_(jobs.chunk) {
+    const int64_t pieces = divide_up(panels.steps, multiplier_.piece_steps());
+    piece_steps_ = divide_up(divide_up(panels.steps, pieces), kStepsRound) * kStepsRound;
+  }
+
+  // Work is asked for one job ahead, to know what to prefetch; but not near the end, where others may be idle.
+  void run(std::atomic<int64_t>& next, int64_t num_workers) {
+    const int64_t count = jobs_.count();
+    int64_t job = next.fetch_add(1);
+    while (job < count) {
+      const bool ahead = job + 2 * num_workers < count;
+      const int64_t following = ahead ? next.fetch_add(1) : count;
+      run_job(job, following < count ? panel(first_panel(following)) : nullptr);
+      job = ahead ? following : next.fetch_add(1);
+    }
+  }
+
+ private:
+  int64_t first_panel(int64_t job) const { return job % jobs_.num_groups * jobs_.group; }
+  const char* panel(int64_t p) const { return panels_.data + p * panels_.steps * kStepRow; }
+
+  void run_job(int64_t job, const char* after) {
+    const int64_t first_row = job / jobs_.num_groups * jobs_.chunk;
+    const int64_t num_rows = std::min(jobs_.chunk, rows_.count - first_row);
+    const int64_t begin = first_panel(job), end = std::min(begin + jobs_.group, panels_.count);
+    for (int64_t p = begin; p < end; ++p) {
+      run_panel(p, first_row, num_rows, p + 1 < end ? panel(p + 1) : after);
+      epilogue_(Tile{sums_, first_row, num_rows, p, id_});
+    }
+  }
+
+  void run_panel(int64_t p, int64_t first_row, int64_t num_rows, const char* after) {
+    const int64_t blocks = multiplier_.num_blocks(num_rows);
+    for (int64_t step = 0; step < panels_.steps; step += piece_steps_) {
+      const int64_t steps = std::min(piece_steps_, panels_.steps - step);
+      const int64_t left = panels_.steps - step - steps;
+      const char* next = left ? panel(p) + (step + steps) * kStepRow : after;
+      const int64_t next_lines = std::min(piece_steps_, left ? left : panels_.steps) * kStepRow / 64;
+      const int64_t lines = next ? divide_up(next_lines, blocks * steps / 4) : 0;
+      Piece piece{nullptr, rows_.stride, panel(p) + step * kStepRow, steps, sums_, step > 0, next, lines};
+      int64_t row = 0;
+      for (int64_t i = 0; i < blocks; ++i) {
+        const int64_t block = multiplier_.block(num_rows, i);
+        piece.rows = rows_.data + (first_row + row) * rows_.stride + step * kStepBytes;
+        piece.sums = sums_ + row * kPanel;
+        multiplier_.multiply(piece, block);
+        row += block;
+        if (next) piece.prefetch += lines * (steps / 4) * 64;
+      }
+    }
+  }
+
+  const Rows& rows_;
+  const Panels& panels_;
+  const Jobs& jobs_;
+  const Epilogue& epilogue_;
+  const int id_;
+  Multiplier<A> multiplier_;
+  int64_t piece_steps_;
+  alignas(64) float sums_[kMaxChunk * kPanel];
+};
+
+template <Arithmetic A>
+void run(const Rows& rows, const Panels& panels, const Epilogue& epilogue) {
+  const int64_t workers = max_workers();
+  const Jobs jobs(rows, panels, workers);
+  std::atomic<int64_t> next{0};
+  on_each_thread(static_cast<int>(std::min(workers, jobs.count())), [&](int id) {
+    Worker<A>(rows, panels, jobs, epilogue, id).run(next, workers);
+  });
+}
+
+}  // namespace
+
+int max_workers() { return at::in_parallel_region() ? 1 : at::get_num_threads(); }
+
+void product(Arithmetic arithmetic, const Rows& rows, const Panels& panels, const Epilogue& epilogue) {
+  if (rows.count == 0) return;
+  if (arithmetic == Arithmetic::bf16) {
+    run<Arithmetic::bf16>(rows, panels, epilogue);
+  } else {
+    run<Arithmetic::int8>(rows, panels, epilogue);
+  }
+}
+
+}  // namespace paged
+
+#endif
