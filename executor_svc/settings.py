@@ -41,7 +41,12 @@ class ExecutorSettings(BaseSettings):
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the model runs.")
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the model.")
     cache_dir: Path = Field(
-        Path("~/.cache/paged"), description="Directory for models converted from other formats (GGUF)."
+        Path("~/.cache/paged"),
+        description="Directory for models converted from other formats (GGUF), and for compiled kernels.",
+    )
+    cpu_kernels: Literal["auto", "amx", "avx512_bf16", "avx512", "avx2", "neon", "reference"] = Field(
+        "auto",
+        description="Instructions that a CPU's kernels use; auto takes the best it has, reference none but torch's.",
     )
 
     block_size: int = Field(16, ge=1, le=256, description="Tokens in a KV block: a power of two, 1 to 256.")

@@ -12,12 +12,14 @@ functions:
 
 import importlib.util
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
-from kernels import reference
+from kernels import cpu, reference
 from kernels.checks import KernelInputError
+from kernels.cpu.build import CACHE, BuildError
 from kernels.shared_blocks import SharedBlocks
 
 __all__ = ["REFERENCE", "Backend", "KernelInputError", "SharedBlocks", "backend"]
@@ -32,6 +34,8 @@ class Backend:
     write_kv: Callable[..., None]
     copy_blocks: Callable[..., None]
     allocate_caches: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    level: str | None = None  # of a CPU's native kernels; None for all others
+    note: str = ""  # why it is not the one that the device is best served by
 
 
 REFERENCE = Backend(
@@ -39,13 +43,18 @@ REFERENCE = Backend(
 )
 
 
-def backend(device: torch.device) -> Backend:
-    """The backend that serves `device`. Chosen by the kind of device alone, so a start never differs by luck.
+def backend(device: torch.device, *, cpu_kernels: str = "auto", cache_dir: Path = CACHE) -> Backend:
+    """The backend that serves `device`.
 
-    Raises KernelInputError for a device that none serves, and where the package that its kernels need is missing.
+    For a CPU `cpu_kernels` names the level of its native kernels (`kernels.cpu.levels`), which are compiled into
+    `cache_dir` if they have not been, or `reference`. `auto` takes the best level that the CPU runs, and where that
+    cannot be built the one below it, down to the reference; `note` says why.
+
+    Raises KernelInputError for a device that none serves, for a level that cannot be had, and where the package that a
+    GPU's kernels need is missing.
     """
     if device.type == "cpu":
-        return REFERENCE
+        return _cpu_backend(cpu_kernels, cache_dir)
     if device.type != "cuda":
         raise KernelInputError(f"device: is {device}, must be cpu or cuda; there are no kernels for another kind")
     if importlib.util.find_spec("triton") is None:
@@ -55,3 +64,33 @@ def backend(device: torch.device) -> Backend:
     from kernels import triton  # only here: a machine without a GPU need not have Triton
 
     return Backend("triton", triton.paged_attention, triton.write_kv, triton.copy_blocks, triton.allocate_caches)
+
+
+def _cpu_backend(cpu_kernels: str, cache_dir: Path) -> Backend:
+    if cpu_kernels == "reference":
+        return REFERENCE
+    if cpu_kernels != "auto":
+        try:
+            return native_backend(cpu_kernels, cache_dir)
+        except BuildError as error:
+            raise KernelInputError(f"cpu_kernels: {error}") from error
+    note = "there are no native kernels for this kind of CPU"
+    for level in cpu.supported():
+        try:
+            return replace(native_backend(level, cache_dir), note=note if level != cpu.supported()[0] else "")
+        except BuildError as error:
+            note = str(error)
+    return replace(REFERENCE, note=note)
+
+
+def native_backend(level: str, cache_dir: Path = CACHE) -> Backend:
+    """A CPU's native kernels of one level. Raises BuildError."""
+    native = cpu.NativeKernels(level, cache_dir)
+    return Backend(
+        f"cpu {level}",
+        native.paged_attention,
+        native.write_kv,
+        native.copy_blocks,
+        native.allocate_caches,
+        level=level,
+    )

@@ -65,8 +65,22 @@ def check_attention(
     sinks: torch.Tensor | None,
 ) -> None:
     check_caches(key_cache, value_cache)
-    device, num_kv_heads, head_dim = key_cache.device, key_cache.shape[2], key_cache.shape[3]
-    check_tensor("q", q, (None, None, head_dim), FLOAT_DTYPES, device)
+    check_tensor("q", q, (None, None, key_cache.shape[3]), FLOAT_DTYPES, key_cache.device)
+    check_batch(q, key_cache.shape[2], block_tables, query_start, context_lens, window, soft_cap, sinks)
+
+
+def check_batch(
+    q: torch.Tensor,
+    num_kv_heads: int,
+    block_tables: torch.Tensor,
+    query_start: torch.Tensor,
+    context_lens: torch.Tensor,
+    window: int | None,
+    soft_cap: float | None,
+    sinks: torch.Tensor | None,
+) -> None:
+    """What every backend asks for beside the caches; q `[num_tokens, num_heads, ...]` is on their device."""
+    device = q.device
     num_heads, num_rows = q.shape[1], context_lens.shape[0]
     if num_heads % num_kv_heads:
         raise KernelInputError(f"q: {num_heads} heads cannot be shared out over {num_kv_heads} key/value heads")

@@ -47,7 +47,9 @@ def load(settings: ExecutorSettings) -> LoadedModel:
     quantized.prepare(directory, config, stored)
     model = _load_weights(directory, config, settings, device, sum(tensor.num_bytes for tensor in stored.values()))
     max_model_len = model_len(model.config, settings.max_model_len)
-    kernels = backend(device)
+    kernels = backend(device, cpu_kernels=settings.cpu_kernels, cache_dir=settings.cache_dir)
+    if kernels.note:
+        log.warning("native_kernels_not_used", reason=kernels.note)
     layers = prove(model, max_model_len)
     rehearse(model, layers, max_model_len, kernels)
     switch_len = rope_switch_len(model.config, max_model_len)
@@ -117,7 +119,7 @@ class _Served:
 
     @property
     def block_bytes(self) -> int:
-        return block_bytes(self.layers, self.settings.block_size)
+        return block_bytes(self.layers, self.settings.block_size, self.kernels)
 
     def make_runner(self, num_blocks: int) -> ModelRunner:
         """A runner over new KV memory; it takes the model from any made before. Raises ModelRefused."""

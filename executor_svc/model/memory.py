@@ -37,10 +37,10 @@ class KVMemory:
         return [cache for pair in self.layers for cache in pair]
 
 
-def block_bytes(layers: list[ProvenLayer], block_size: int) -> int:
-    """Of one block in all layers."""
-    per_token = (layer.num_kv_heads * (layer.key_dim + layer.value_dim) * layer.dtype.itemsize for layer in layers)
-    return block_size * sum(per_token)
+def block_bytes(layers: list[ProvenLayer], block_size: int, backend: Backend) -> int:
+    """Of one block in all layers, with whatever the backend's layout adds to it."""
+    caches = KVMemory.allocate(layers, 1, block_size, torch.device("meta"), backend).tensors
+    return sum(cache.untyped_storage().nbytes() for cache in caches)
 
 
 def step_bytes(*, tokens_per_step: int, max_rows: int, widest_layer: int, vocab_size: int, itemsize: int) -> int:

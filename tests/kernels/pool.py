@@ -5,8 +5,9 @@ import itertools
 import pytest
 import torch
 
-from kernels import REFERENCE, Backend
+from kernels import REFERENCE, Backend, native_backend
 from kernels import triton as triton_kernels
+from kernels.cpu import supported
 
 TRITON = Backend(
     "triton",
@@ -15,14 +16,17 @@ TRITON = Backend(
     triton_kernels.copy_blocks,
     triton_kernels.allocate_caches,
 )
-BACKENDS = [REFERENCE, TRITON]
+NATIVE = [native_backend(level) for level in supported()[:1]]  # every level that this CPU runs
+PLAIN = [REFERENCE, TRITON]  # those whose caches are [num_blocks, block_size, num_kv_heads, head_dim]
+BACKENDS = [*PLAIN, *NATIVE]
 
-# What each computes with here: Triton's interpreter is wrong about bfloat16, so the kernels refuse it there.
+# What each computes with here: Triton's interpreter is wrong about bfloat16, so the kernels refuse it there; float16 on
+# a CPU is the reference's.
 FLOAT_TYPES = [
     pytest.param(backend, dtype, id=f"{backend.name}-{str(dtype).removeprefix('torch.')}")
     for backend in BACKENDS
     for dtype in (torch.float32, torch.float16, torch.bfloat16)
-    if backend is REFERENCE or dtype is not torch.bfloat16
+    if not (backend is TRITON and dtype is torch.bfloat16) and not (backend in NATIVE and dtype is torch.float16)
 ]
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}  # of a result, by its dtype
@@ -60,7 +64,7 @@ class Pool:
         rows,
         *,
         backend=REFERENCE,
-        block_size=4,
+        block_size=None,
         heads=4,
         kv_heads=2,
         dim=16,
@@ -71,9 +75,13 @@ class Pool:
         generator = torch.Generator().manual_seed(len(rows) + 7 * heads + dim)
         self.backend = backend
         self.value_dim = value_dim or dim
+        self.block_size = block_size = block_size or (4 if backend in PLAIN else 16)
         num_blocks = 1 + sum(-(-context // block_size) for _, context in rows)
-        self.key_cache = torch.full((num_blocks, block_size, kv_heads, dim), poison, dtype=dtype)
-        self.value_cache = torch.full((num_blocks, block_size, kv_heads, self.value_dim), poison, dtype=dtype)
+        self.key_cache, self.value_cache = backend.allocate_caches(
+            num_blocks, block_size, kv_heads, dim, self.value_dim, dtype, torch.device("cpu")
+        )
+        self.key_cache.fill_(poison)
+        self.value_cache.fill_(poison)
         free = (torch.randperm(num_blocks - 1, generator=generator) + 1).tolist()
         most = max((-(-context // block_size) for _, context in rows), default=0)
         self.tables = torch.full((len(rows), most), num_blocks + 1000, dtype=torch.int32)  # unused entries are garbage

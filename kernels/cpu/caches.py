@@ -1,0 +1,63 @@
+"""The layout of a CPU's caches: one that vectors of words read without a gather (`csrc/kv_layout.h`).
+
+    keys    [num_blocks, num_kv_heads, key_dim / pack, block_size, pack]
+    values  [num_blocks, num_kv_heads, block_size / pack, value_dim, pack]
+
+with two bf16 or one fp32 in a word (`pack`). The keys' dimensions are rounded up to whole words, and memory of the
+values to 16 columns.
+"""
+
+import torch
+
+from kernels.checks import KernelInputError, check_tensor
+
+PACK = {torch.float32: 1, torch.bfloat16: 2}
+_MULTIPLE = 16
+
+
+def is_served(block_size: int, dtype: torch.dtype) -> bool:
+    """Whether the native kernels have a layout for such blocks; else they lie as the reference's."""
+    return dtype in PACK and block_size % _MULTIPLE == 0
+
+
+def allocate(
+    num_blocks: int,
+    block_size: int,
+    num_kv_heads: int,
+    key_dim: int,
+    value_dim: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A key and a value cache, zero."""
+    pack = PACK[dtype]
+    depth, columns = -(-key_dim // pack), -(-value_dim // _MULTIPLE) * _MULTIPLE
+    keys = torch.zeros(num_blocks, num_kv_heads, depth, block_size, pack, dtype=dtype, device=device)
+    values = torch.zeros(num_blocks, num_kv_heads, block_size // pack, columns, pack, dtype=dtype, device=device)
+    return keys, values[:, :, :, :value_dim]
+
+
+def is_native(cache: torch.Tensor) -> bool:
+    return cache.dim() == 5
+
+
+def check_caches(key_cache: torch.Tensor, value_cache: torch.Tensor) -> None:
+    """Raises KernelInputError."""
+    num_blocks, num_kv_heads, _, block_size, pack = key_cache.shape
+    if PACK.get(key_cache.dtype) != pack or block_size % _MULTIPLE:
+        raise KernelInputError(f"key_cache: {list(key_cache.shape)} of {key_cache.dtype} is no cache of these kernels")
+    if key_cache.stride()[2:] != (block_size * pack, pack, 1):
+        raise KernelInputError(
+            "key_cache: a head's block must be one piece, as allocate_caches makes it; see its stride"
+        )
+    if value_cache.dim() == 5 and (value_cache.stride()[3:] != (pack, 1) or value_cache.stride(2) % (_MULTIPLE * pack)):
+        raise KernelInputError("value_cache: rows must lie as allocate_caches makes them; see the last stride")
+    expected = (num_blocks, num_kv_heads, block_size // pack, None, pack)
+    check_tensor("value_cache", value_cache, expected, (key_cache.dtype,), key_cache.device)
+
+
+def check_key_dim(name: str, size: int, key_cache: torch.Tensor) -> None:
+    """Raises KernelInputError where heads of `size` are not what the cache holds."""
+    _, _, depth, _, pack = key_cache.shape
+    if -(-size // pack) != depth:
+        raise KernelInputError(f"{name}: heads of {size} do not fit a cache for heads of {depth * pack}")

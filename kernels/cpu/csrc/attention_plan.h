@@ -1,0 +1,57 @@
+// How a call's attention is cut into units of work, each for one KV head after another.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace paged {
+
+// A query token and the positions [low, high) of its row that it sees within its unit. `slot` numbers the place of the
+// partial result where a token's context is in several units; -1 where the unit's result is the token's.
+struct QueryToken {
+  int32_t token, low, high, slot;
+};
+
+// Query tokens that see positions [begin, end) of one table.
+struct Unit {
+  const int32_t* table;
+  int64_t begin, end;
+  int32_t first_query, num_queries;
+};
+
+// What a plan is made of; rows as in kernels/reference.py, segments as in kernels/shared_blocks.py.
+struct Batch {
+  int64_t num_rows, num_tokens, block_size, table_stride;
+  const int32_t *tables, *query_start, *context_lens;
+  int64_t window;  // 0: none
+  int64_t group;   // query heads of a KV head
+  int64_t num_kv_heads;
+  int64_t num_segments;
+  const int32_t *segment_first, *segment_end, *segment_row_start, *segment_rows, *own_start;  // null: nothing is shared
+};
+
+constexpr int kMostQueries = 128;  // heads times tokens of a unit, unless one token alone has more heads
+
+struct Plan {
+  std::vector<Unit> units;
+  std::vector<QueryToken> queries;
+  std::vector<int32_t> blank_tokens;  // those without a key: their results are zeros
+  // Tokens whose context is in several units; of token i the slots are merge_start[i] : merge_start[i + 1].
+  std::vector<int32_t> merged_tokens, merge_start;
+  int32_t num_slots = 0;
+
+  // Units are made small enough that `num_threads` threads have about as much to do each.
+  void make(const Batch& batch, int num_threads);
+
+ private:
+  void add_rows(const Batch& batch);
+  void add_segments(const Batch& batch);
+  void add(const Batch& batch, const int32_t* table, int64_t begin, int64_t end, int32_t first_query);
+  void cut(const Batch& batch, int num_threads);
+  void number_slots(const Batch& batch);
+
+  std::vector<Unit> whole_;
+  std::vector<int32_t> num_parts_, slot_of_token_;
+};
+
+}  // namespace paged

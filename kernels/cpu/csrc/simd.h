@@ -1,0 +1,69 @@
+// Vectors of floats for every instruction set that ATen knows, and the two functions that softmax needs of them.
+#pragma once
+
+#include <ATen/cpu/vec/functional.h>
+#include <ATen/cpu/vec/vec.h>
+
+#include <cstdint>
+#include <limits>
+
+namespace paged {
+
+using Vec = at::vec::Vectorized<float>;
+using IntVec = at::vec::Vectorized<int32_t>;
+
+constexpr int kLanes = Vec::size();
+constexpr float kLog2E = 1.44269504088896341f;
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+
+#if defined(CPU_CAPABILITY_AVX2)
+constexpr int kRegisters = 16;
+#else
+constexpr int kRegisters = 32;
+#endif
+
+// 2^x for x of at most 127, within 1e-7 of its size; exactly 0 from -127 down, NaN for NaN.
+inline Vec exp2(Vec x) {
+  x = at::vec::clamp_min(x, Vec(-127.f));
+  const Vec shift(12582912.f);  // 1.5 * 2^23: adding it leaves the nearest integer in the lowest bits
+  const Vec shifted = x + shift;
+  const Vec f = x - (shifted - shift);
+  Vec y = at::vec::fmadd(Vec(1.32764973e-3f), f, Vec(9.67553538e-3f));
+  y = at::vec::fmadd(y, f, Vec(5.55071277e-2f));
+  y = at::vec::fmadd(y, f, Vec(2.40221197e-1f));
+  y = at::vec::fmadd(y, f, Vec(6.93146970e-1f));
+  y = at::vec::fmadd(y, f, Vec(1.00000007f));
+  const IntVec exponent = (at::vec::cast<int32_t>(shifted) << IntVec(23)) + IntVec(127 << 23);
+  return y * at::vec::cast<float>(exponent);
+}
+
+inline float exp2(float x) {
+  float lanes[kLanes];
+  exp2(Vec(x)).store(lanes);
+  return lanes[0];
+}
+
+inline float sum_of(Vec x) {
+  return at::vec::vec_reduce_all<float>([](Vec a, Vec b) { return a + b; }, x);
+}
+
+inline float max_of(Vec x) {
+  return at::vec::vec_reduce_all<float>([](Vec a, Vec b) { return at::vec::maximum(a, b); }, x);
+}
+
+inline float from_bf16(uint16_t bits) {
+  const uint32_t wide = static_cast<uint32_t>(bits) << 16;
+  float value;
+  __builtin_memcpy(&value, &wide, 4);
+  return value;
+}
+
+// To the nearest, ties to even; NaN stays NaN.
+inline uint16_t to_bf16(float value) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &value, 4);
+  if ((bits & 0x7fffffff) > 0x7f800000) return static_cast<uint16_t>((bits >> 16) | 0x40);
+  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+}  // namespace paged

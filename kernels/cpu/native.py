@@ -1,0 +1,125 @@
+"""The face of one level's native kernels: checks and prepares what the operations take."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from kernels import reference
+from kernels.checks import FLOAT_DTYPES, check_batch, check_copies, check_tensor
+from kernels.cpu import caches
+from kernels.cpu.build import CACHE
+from kernels.cpu.library import ops
+from kernels.shared_blocks import SharedBlocks
+
+
+class NativeKernels:
+    """Those of one level. Raises BuildError where they cannot be had."""
+
+    def __init__(self, level: str, cache_dir: Path = CACHE) -> None:
+        self._ops = ops(level, cache_dir)
+
+    def allocate_caches(
+        self,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        key_dim: int,
+        value_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """A key and a value cache, zero; in the reference's layout where the native one does not do."""
+        served = caches.is_served(block_size, dtype)
+        allocate = caches.allocate if served else reference.allocate_caches
+        return allocate(num_blocks, block_size, num_kv_heads, key_dim, value_dim, dtype, device)
+
+    def write_kv(
+        self,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        slots: torch.Tensor,
+    ) -> None:
+        """As `kernels.reference.write_kv`."""
+        if not caches.is_native(key_cache):
+            return reference.write_kv(k, v, key_cache, value_cache, slots)
+        caches.check_caches(key_cache, value_cache)
+        device, num_kv_heads = key_cache.device, key_cache.shape[1]
+        check_tensor("k", k, (None, num_kv_heads, None), FLOAT_DTYPES, device)
+        caches.check_key_dim("k", k.shape[2], key_cache)
+        check_tensor("v", v, (k.shape[0], num_kv_heads, value_cache.shape[3]), FLOAT_DTYPES, device)
+        check_tensor("slots", slots, (k.shape[0],), (torch.int64,), device)
+        if v.dtype != k.dtype:
+            k, v = k.float(), v.float()
+        self._ops.write_kv(_dense(k), _dense(v), key_cache, value_cache, slots.contiguous())
+        return None
+
+    def copy_blocks(self, tensors: Sequence[torch.Tensor], source: torch.Tensor, destination: torch.Tensor) -> None:
+        """As `kernels.reference.copy_blocks`."""
+        check_copies(tensors, source, destination)
+        self._ops.copy_blocks(list(tensors), source.long().contiguous(), destination.long().contiguous())
+
+    def paged_attention(
+        self,
+        q: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        block_tables: torch.Tensor,
+        query_start: torch.Tensor,
+        context_lens: torch.Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
+        soft_cap: float | None = None,
+        sinks: torch.Tensor | None = None,
+        shared: SharedBlocks | None = None,
+    ) -> torch.Tensor:
+        """As `kernels.reference.paged_attention`.
+
+        Products of bf16 queries with a bf16 cache, and of weights with its values, are of bf16 numbers where the level
+        has an instruction for that; all others, and all sums, are of fp32.
+        """
+        batch = block_tables, query_start, context_lens
+        if not caches.is_native(key_cache):
+            return reference.paged_attention(
+                q,
+                key_cache,
+                value_cache,
+                *batch,
+                scale=scale,
+                window=window,
+                soft_cap=soft_cap,
+                sinks=sinks,
+                shared=shared,
+            )
+        caches.check_caches(key_cache, value_cache)
+        check_tensor("q", q, (None, None, None), FLOAT_DTYPES, key_cache.device)
+        caches.check_key_dim("q", q.shape[2], key_cache)
+        check_batch(q, key_cache.shape[1], *batch, window, soft_cap, sinks)
+        attended: torch.Tensor = self._ops.paged_attention(
+            _dense(q),
+            key_cache,
+            value_cache,
+            _dense(block_tables),
+            query_start.contiguous(),
+            context_lens.contiguous(),
+            scale,
+            window or 0,
+            soft_cap or 0.0,
+            None if sinks is None else sinks.float().contiguous(),
+            _segments(shared),
+        )
+        return attended
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    """With the last dimension's elements side by side."""
+    return tensor if tensor.shape[-1] < 2 or tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def _segments(shared: SharedBlocks | None) -> list[torch.Tensor]:
+    if shared is None or len(shared.first) == 0:
+        return []
+    return [shared.first, shared.end, shared.row_start, shared.rows, shared.own_start]
