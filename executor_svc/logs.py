@@ -7,8 +7,12 @@ from typing import Literal
 import structlog
 
 
-def configure(level: str, form: Literal["console", "json"]) -> None:
-    """Every event has a time, a level and keys. Call once, before the first event."""
+def configure(level: str, form: Literal["console", "json"], **keys: object) -> None:
+    """Every event has a time, a level and keys, these among them. Call once, before the first event."""
+
+    def add_keys(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        return {**event, **keys}
+
     renderer: structlog.typing.Processor
     if form == "json":
         processors: list[structlog.typing.Processor] = [structlog.processors.dict_tracebacks]
@@ -22,6 +26,7 @@ def configure(level: str, form: Literal["console", "json"]) -> None:
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso"),
+            add_keys,
             *processors,
             renderer,
         ],

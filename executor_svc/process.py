@@ -5,8 +5,10 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -24,6 +26,36 @@ class Stopper:
         for again in (signal.SIGTERM, signal.SIGINT):
             # The kernel's own action works even while the process sits in a long native call.
             signal.signal(again, signal.SIG_DFL)
+
+
+class FollowerSignals:
+    """SIGTERM and SIGINT in a process that ends when another one says so, and may wait for that in native code.
+
+    Until `following` is set they end it at once. Then the first one is only to be expected, for whoever sends it sends
+    the other process one too; it ends this one after GRACE_S. A second one does so at once.
+    """
+
+    GRACE_S = 20.0
+
+    def __init__(self) -> None:
+        """Before other threads are started: they inherit that signals are not theirs."""
+        self.following = False
+        signals = {signal.SIGTERM, signal.SIGINT}
+        signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+        threading.Thread(target=self._watch, args=(signals,), name="signals", daemon=True).start()
+
+    def _watch(self, signals: set[signal.Signals]) -> None:
+        number = signal.sigwait(signals)
+        if self.following:
+            signal.sigtimedwait(signals, self.GRACE_S)
+        leave_at_once(128 + number)
+
+
+def leave_at_once(code: int) -> NoReturn:
+    """Without the farewells of libraries, some of which wait for processes that are gone."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
 
 
 def die_with_parent() -> None:

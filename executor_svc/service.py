@@ -195,8 +195,8 @@ class Service:
         self._epochs_without_step += 1
         try:
             self._sessions.end_epoch(reason, time.monotonic())
-        except RunnerFailed:
-            _log.exception("runner_cannot_reset")
+        except RunnerFailed as failure:
+            _log.error("runner_cannot_reset", reason=str(failure.__cause__ or failure))
             return False
         if self._epochs_without_step >= MAX_EPOCHS_WITHOUT_STEP:
             _log.error("giving_up", epochs_without_step=self._epochs_without_step)

@@ -56,7 +56,9 @@ class ExecutorSettings(BaseSettings):
         le=1 << 24,
         description="KV blocks, one of them reserved; sized by memory (simulated: 4096) if unset.",
     )
-    kv_memory: int | None = Field(None, ge=1, description="Bytes of KV memory; sized by what is free if unset.")
+    kv_memory: int | None = Field(
+        None, ge=1, description="Bytes of KV memory, in each process; sized by what is free if unset."
+    )
     memory_share: float = Field(
         0.9,
         gt=0,
@@ -74,6 +76,12 @@ class ExecutorSettings(BaseSettings):
 
     session_timeout_s: float = Field(
         5.0, gt=0, le=3600, description="Seconds of silence after which a scheduler's session ends."
+    )
+    rank_timeout_s: float = Field(
+        60.0,
+        gt=0,
+        le=3600,
+        description="Seconds that processes started by torchrun wait for each other within a step before all end.",
     )
     max_message_bytes: int = Field(
         64 << 20, ge=1 << 22, le=1 << 30, description="Bytes of the largest message that is received."

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,18 +13,29 @@ START_TIMEOUT_S = 60.0
 
 
 class Service:
-    """One process that writes its address to a file once it is ready."""
+    """One process that writes its address to a file once it is ready; a launcher may start several."""
 
-    def __init__(self, module: str, address_flag: str, address_file: Path, *flags: str) -> None:
+    def __init__(
+        self, module: str, address_flag: str, address_file: Path, *flags: str, launcher: Sequence[str] = ()
+    ) -> None:
         self.address_file = address_file
         self.address_file.unlink(missing_ok=True)
         self.log_file = address_file.with_suffix(".log")
         with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", module, address_flag, str(address_file), "--exit-with-parent", *flags],
+                [
+                    sys.executable,
+                    *launcher,
+                    "-m",
+                    module,
+                    address_flag,
+                    str(address_file),
+                    "--exit-with-parent",
+                    *flags,
+                ],
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "OMP_NUM_THREADS": "2"},
+                env={**os.environ, "OMP_NUM_THREADS": "1" if launcher else "2"},
             )
 
     @property
@@ -40,6 +51,18 @@ class Service:
     def resident_mb(self) -> float:
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(status.split("VmRSS:")[1].split()[0]) / 1024
+
+    @property
+    def ranks(self) -> dict[int, int]:
+        """By rank, the ids of the processes that the launcher has started and that live."""
+        pids = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        environments = {int(pid): Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") for pid in pids}
+        return {
+            int(entry.partition(b"=")[2]): pid
+            for pid, environment in environments.items()
+            for entry in environment
+            if entry.startswith(b"RANK=")
+        }
 
     @property
     def log(self) -> str:
@@ -69,8 +92,17 @@ def wait_for(condition: Callable[[], object], what: str, timeout_s: float = STAR
         time.sleep(0.01)
 
 
-def start_executor(directory: Path, *flags: str, endpoint: str = "tcp://127.0.0.1:0") -> Service:
-    return Service("executor_svc", "--endpoint-file", directory / "executor", "--endpoint", endpoint, *flags)
+def start_executor(
+    directory: Path, *flags: str, endpoint: str = "tcp://127.0.0.1:0", launcher: Sequence[str] = ()
+) -> Service:
+    where = ["--endpoint", endpoint]
+    return Service("executor_svc", "--endpoint-file", directory / "executor", *where, *flags, launcher=launcher)
+
+
+def torchrun(num_ranks: int, *options: str) -> list[str]:
+    """A launcher."""
+    count = str(num_ranks)
+    return ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", count, *options]
 
 
 def start_scheduler(

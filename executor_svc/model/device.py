@@ -12,6 +12,7 @@ import torch
 
 from executor_svc.model.free_memory import available_bytes
 from executor_svc.model.refusal import ModelRefused
+from executor_svc.ranks import Ranks
 
 log = structlog.get_logger(__name__)
 
@@ -88,6 +89,25 @@ def choose_device(name: str, machine: Machine | None = None) -> torch.device:
             raise ModelRefused(f"device is auto and there is a GPU, but {problem}; or set device to cpu")
         log.warning("gpu_not_used", reason=problem)
     return torch.device("cpu")
+
+
+def rank_device(name: str, ranks: Ranks, machine: Machine | None = None) -> torch.device:
+    """What a process runs on: a GPU for each of a machine's processes, or its CPU for all. Raises ModelRefused."""
+    device = choose_device(name, machine)
+    if ranks.size == 1:
+        return device
+    num_gpus = (machine or Machine.look()).num_gpus
+    if device.type == "cpu" and num_gpus:
+        raise ModelRefused(
+            "device is cpu, but transformers spreads a model over GPUs where there are any; hide them from torchrun: "
+            'CUDA_VISIBLE_DEVICES=""'
+        )
+    if device.type == "cuda" and ranks.local_size > num_gpus:
+        raise ModelRefused(
+            f"{ranks.local_size} processes on this machine need a GPU each, and there are {num_gpus}; start torchrun "
+            f"with --nproc-per-node {num_gpus}"
+        )
+    return torch.device("cuda", ranks.local_rank) if device.type == "cuda" else device
 
 
 def check_dtype(dtype: torch.dtype, device: torch.device) -> None:

@@ -3,7 +3,7 @@
 What directory and tokenizer are refused for is found before the weights are read, which may take minutes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
@@ -15,15 +15,18 @@ from executor_svc.model import attention, loading, quantized, rotary
 from executor_svc.model.bundle import make_bundle
 from executor_svc.model.checkpoint import check_directory
 from executor_svc.model.cuda_graphs import record_graphs
-from executor_svc.model.device import check_dtype, choose_device, refusing_out_of_memory
+from executor_svc.model.device import check_dtype, rank_device, refusing_out_of_memory
 from executor_svc.model.facts import gather_facts, model_len, rope_switch_len, vocab_size
 from executor_svc.model.free_memory import outside_share
 from executor_svc.model.memory import KVMemory, block_bytes, choose_num_blocks, fit_model_len, step_bytes, useful_blocks
+from executor_svc.model.parallel.group import ALONE, Group, ProcessGroup
+from executor_svc.model.parallel.runner import FollowingRunner, LeadingRunner
 from executor_svc.model.proof import ProvenLayer, prove
 from executor_svc.model.rehearsal import rehearse
 from executor_svc.model.runner import ModelRunner
 from executor_svc.model.step_profile import measure_step_bytes
 from executor_svc.model.warm_up import Room, warm_up
+from executor_svc.ranks import ONE, Ranks
 from executor_svc.settings import ExecutorSettings
 from kernels import Backend, backend
 
@@ -34,18 +37,38 @@ LESS_KV_MEMORY = "set num_blocks or kv_memory to less, or lower memory_share"
 SMALLER_STEPS = "lower tokens_per_step, max_rows or memory_share"
 
 
-def load(settings: ExecutorSettings) -> LoadedModel:
-    """Everything that an executor needs of `settings.model`. Raises ModelRefused."""
+def load(settings: ExecutorSettings, ranks: Ranks = ONE) -> LoadedModel:
+    """Everything that an executor needs of `settings.model`; of several ranks, what rank 0 needs. Raises
+    ModelRefused."""
     loading.refuse_foreign_kernels()
-    device = choose_device(settings.device)
+    device = rank_device(settings.device, ranks)
+    if ranks.size == 1:
+        return _load(settings, device, ALONE)
+    group = ProcessGroup(ranks, device, settings.rank_timeout_s)
+    model = _load(settings, device, group)
+    runner = LeadingRunner(model.runner, group)
+    return replace(model, runner=runner, close=runner.close)
+
+
+def load_share(settings: ExecutorSettings, ranks: Ranks) -> FollowingRunner:
+    """What any other rank needs. Raises ModelRefused."""
+    loading.refuse_foreign_kernels()
+    device = rank_device(settings.device, ranks)
+    group = ProcessGroup(ranks, device, settings.rank_timeout_s)
+    return FollowingRunner(_load(settings, device, group).runner, group)
+
+
+def _load(settings: ExecutorSettings, device: torch.device, group: Group) -> LoadedModel:
     name, trust = settings.model or "", settings.trust_remote_code
-    directory = loading.find_directory(name, settings.cache_dir, trust_remote_code=trust)
-    stored = check_directory(directory)
-    config = loading.load_config(directory, trust_remote_code=trust)
-    tokenizer = loading.load_tokenizer(directory, trust_remote_code=trust)
+    with group.first_here():
+        directory = loading.find_directory(name, settings.cache_dir, trust_remote_code=trust)
+        stored = check_directory(directory)
+        config = loading.load_config(directory, trust_remote_code=trust)
+        tokenizer = loading.load_tokenizer(directory, trust_remote_code=trust)
     bundle = make_bundle(directory, tokenizer)
     quantized.prepare(directory, config, stored)
-    model = _load_weights(directory, config, settings, device, sum(tensor.num_bytes for tensor in stored.values()))
+    saved_bytes = sum(tensor.num_bytes for tensor in stored.values()) // group.ranks.size
+    model = _load_weights(directory, config, settings, device, saved_bytes, group)
     max_model_len = model_len(model.config, settings.max_model_len)
     kernels = backend(device, cpu_kernels=settings.cpu_kernels, cache_dir=settings.cache_dir)
     if kernels.note:
@@ -54,7 +77,7 @@ def load(settings: ExecutorSettings) -> LoadedModel:
     rehearse(model, layers, max_model_len, kernels)
     switch_len = rope_switch_len(model.config, max_model_len)
     long_tokens = rotary.install(model, switch_len)
-    served = _Served(model, layers, kernels, vocab_size(model, tokenizer), long_tokens, switch_len, settings)
+    served = _Served(model, layers, kernels, vocab_size(model, tokenizer), long_tokens, switch_len, settings, group)
 
     num_blocks = choose_num_blocks(
         served.block_bytes,
@@ -63,11 +86,13 @@ def load(settings: ExecutorSettings) -> LoadedModel:
         num_blocks=settings.num_blocks,
         kv_bytes=settings.kv_memory,
         most_blocks=useful_blocks(settings.max_rows, max_model_len, settings.block_size),
+        num_sharing=group.ranks.local_size,
     )
+    num_blocks = group.least(num_blocks)
     max_model_len = fit_model_len(max_model_len, num_blocks, settings.block_size)
     room = Room(num_blocks, settings.block_size, settings.max_rows, settings.tokens_per_step, max_model_len)
     runner = served.make_runner(num_blocks)
-    if device.type == "cuda" and settings.cuda_graphs:
+    if served.records_graphs:
         record_graphs(runner, device, room.table_width)
     with refusing_out_of_memory("the largest step", device, needed=None, lower=SMALLER_STEPS):
         warm_up_ms = warm_up(runner, room, compiles=device.type == "cuda")
@@ -94,12 +119,17 @@ def load(settings: ExecutorSettings) -> LoadedModel:
 
 
 def _load_weights(
-    directory: Path, config: PreTrainedConfig, settings: ExecutorSettings, device: torch.device, saved_bytes: int
+    directory: Path,
+    config: PreTrainedConfig,
+    settings: ExecutorSettings,
+    device: torch.device,
+    saved_bytes: int,
+    group: Group,
 ) -> PreTrainedModel:
     needed = saved_bytes if settings.dtype == "auto" else None  # another type than the saved one takes more or less
     with refusing_out_of_memory("the weights", device, needed=needed, lower=SMALLER_WEIGHTS):
         model = loading.load_model(
-            directory, config, settings.dtype, device, trust_remote_code=settings.trust_remote_code
+            directory, config, settings.dtype, device, trust_remote_code=settings.trust_remote_code, group=group
         )
     check_dtype(model.dtype, device)
     return model
@@ -116,6 +146,12 @@ class _Served:
     long_tokens: rotary.LongTokens
     rope_switch_len: int
     settings: ExecutorSettings
+    group: Group
+
+    @property
+    def records_graphs(self) -> bool:
+        """What several ranks do together is not recorded: a recording that fails on one would leave it behind."""
+        return self.model.device.type == "cuda" and self.settings.cuda_graphs and self.group.ranks.size == 1
 
     @property
     def block_bytes(self) -> int:
@@ -142,6 +178,7 @@ class _Served:
             max_rows=settings.max_rows,
             long_tokens=self.long_tokens,
             rope_switch_len=self.rope_switch_len,
+            agreed=self.group.agreed,
         )
 
     def step_bytes(self, max_model_len: int) -> int:
@@ -156,7 +193,7 @@ class _Served:
             max_rows=settings.max_rows,
             tokens_per_step=settings.tokens_per_step,
             max_model_len=max_model_len,
-            cuda_graphs=settings.cuda_graphs,
+            cuda_graphs=self.records_graphs,
         )
 
 

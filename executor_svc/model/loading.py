@@ -15,9 +15,12 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils.logging import disable_progress_bar
+from transformers.distributed.configuration_utils import DistributedConfig
+from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from executor_svc.model import gguf
+from executor_svc.model.parallel.group import ALONE, Group
+from executor_svc.model.parallel.sharding import check_shardable, report_shares
 from executor_svc.model.refusal import ModelRefused, check_complete, reason
 
 log = structlog.get_logger(__name__)
@@ -96,10 +99,22 @@ def load_config(directory: Path, *, trust_remote_code: bool) -> PreTrainedConfig
 
 
 def load_model(
-    directory: Path, config: PreTrainedConfig, dtype: str, device: torch.device, *, trust_remote_code: bool
+    directory: Path,
+    config: PreTrainedConfig,
+    dtype: str,
+    device: torch.device,
+    *,
+    trust_remote_code: bool,
+    group: Group = ALONE,
 ) -> PreTrainedModel:
-    """In evaluation mode, on `device`; `dtype` as torch names it, or `auto` for the saved one. Raises ModelRefused."""
+    """In evaluation mode, on `device`; `dtype` as torch names it, or `auto` for the saved one. Of several ranks each
+    has its share. Raises ModelRefused."""
     disable_progress_bar()  # stderr is for log lines
+    spread: dict[str, Any] = {}
+    if (num_ranks := group.ranks.size) > 1:
+        check_shardable(directory, config, num_ranks)
+        set_verbosity_error()  # it warns of each rule of a family's plan that one of its models has no use for
+        spread = {"distributed_config": DistributedConfig(tp_size=num_ranks)}
     model: PreTrainedModel
     report: dict[str, set[Any]]
     try:
@@ -112,6 +127,7 @@ def load_model(
             local_files_only=True,
             ignore_mismatched_sizes=True,  # reported, and refused below by name
             output_loading_info=True,
+            **spread,
         )
     except Exception as error:  # whatever the model's own code and that of its format raise
         raise ModelRefused(f"{directory} cannot be loaded: {reason(error)}") from error
@@ -123,6 +139,9 @@ def load_model(
         log.warning("weights_not_used", directory=str(directory), count=len(unexpected), first=unexpected[0])
     model.to(device)  # type: ignore[arg-type]  # its signature is hidden by a wrapper
     model.eval().requires_grad_(False)
+    if spread:
+        report_shares(model)
+        group.wait_for_all()
     _check_runs(directory, model)
     return model
 

@@ -60,18 +60,20 @@ def choose_num_blocks(
     num_blocks: int | None,
     kv_bytes: int | None,
     most_blocks: int,
+    num_sharing: int = 1,
 ) -> int:
     """Blocks to allocate, block 0 included: `num_blocks` as given, or what fits `kv_bytes`, or a share of free memory.
 
     Only the last is limited to `most_blocks`, for a small model in a large memory. `reserved_bytes` stay free: for a
-    step's temporaries, and what is not to be taken at all. Of the rest a GPU gives all, a CPU a share. Raises
-    ModelRefused.
+    step's temporaries, and what is not to be taken at all. Of the rest a GPU gives all, a CPU a share. Of a CPU's
+    memory `num_sharing` processes take equal parts. Raises ModelRefused.
     """
-    available = available_bytes(device)
+    num_sharing = num_sharing if device.type == "cpu" else 1
+    available = available_bytes(device) // num_sharing
     usable = max(0, available - reserved_bytes)
     if num_blocks is None:
         if kv_bytes is None:
-            share = min(CPU_SHARE * usable, CPU_MOST_BYTES) if device.type == "cpu" else usable
+            share = min(CPU_SHARE * usable, CPU_MOST_BYTES // num_sharing) if device.type == "cpu" else usable
             kv_bytes = int(min(share, most_blocks * bytes_per_block))
         num_blocks = kv_bytes // bytes_per_block
     required = max(num_blocks, NUM_RESERVED + 1) * bytes_per_block

@@ -1,5 +1,6 @@
 """One step of a real model: copies, forward pass, sampling."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -43,12 +44,16 @@ class StepOutOfMemory(RuntimeError):
         )
 
 
+def _own(drawn: torch.Tensor) -> torch.Tensor:
+    return drawn
+
+
 class ModelRunner:
     """A `executor_svc.step.Runner`. Keeps each row's last token on the device; one step at a time, one thread.
 
     The model's attention layers must be attached to `memory`'s caches and to `current`, its rotary modules to
     `long_tokens`; a row is a long one if it starts with more than `rope_switch_len` tokens, unless that is 0. Decode
-    steps go through `graphs` while it is set.
+    steps go through `graphs` while it is set. What was drawn, int64 on the device, becomes what `agreed` makes of it.
     """
 
     def __init__(
@@ -62,8 +67,10 @@ class ModelRunner:
         max_rows: int,
         long_tokens: LongTokens,
         rope_switch_len: int,
+        agreed: Callable[[torch.Tensor], torch.Tensor] = _own,
     ) -> None:
         self._memory = memory
+        self._agreed = agreed
         self._backend = backend
         self._rope_switch_len = rope_switch_len
         self._vocab_size = vocab_size
@@ -182,6 +189,7 @@ class ModelRunner:
 
     def _sample(self, logits: torch.Tensor, plan: SamplingPlan, tensors: Columns) -> Launched:
         drawn, logprobs = self._sampler.launch(logits, plan, tensors)
+        drawn = self._agreed(drawn)
         # A row whose logits were not finite may be in the next step already; its token must be one the model has.
         self.forward.last_tokens.index_copy_(0, tensors["sampling_rows"], drawn.clamp_min(0))
         return Launched(drawn.int(), logprobs, plan)

@@ -6,6 +6,7 @@ import torch
 import transformers
 
 from executor_svc.model.load import load
+from executor_svc.ranks import ONE
 from executor_svc.settings import ExecutorSettings
 from tests.margin import reference_model
 from tests.tiny_models import CONFIGS, VOCAB_SIZE, save_tiny
@@ -41,8 +42,8 @@ def directory(tiny_directories, tmp_path):
 class Model:
     """A tiny model twice: as served, and as transformers has it."""
 
-    def __init__(self, directory, dtype=torch.float32, **settings):
-        self.loaded = load(settings_for(directory, dtype=str(dtype).removeprefix("torch."), **settings))
+    def __init__(self, directory, dtype=torch.float32, ranks=ONE, **settings):
+        self.loaded = load(settings_for(directory, dtype=str(dtype).removeprefix("torch."), **settings), ranks)
         self.reference = reference_model(directory, dtype)
 
 

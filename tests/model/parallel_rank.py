@@ -1,0 +1,69 @@
+"""One of the processes that serve models together, one model after another; started by `test_parallel`.
+
+`python -m tests.model.parallel_rank DIRECTORY...` with torchrun's variables. Rank 0 drives each model and judges what
+comes of it; it ends with a traceback where a model is served wrong.
+"""
+
+import os
+import sys
+from dataclasses import replace
+
+import torch.distributed.distributed_c10d as c10d
+
+from executor_svc.model.load import load_share
+from executor_svc.ranks import Ranks
+from tests.model.conftest import MAX_ROWS, Model, random_ids, settings_for
+from tests.model.driver import Driver, row_sampling
+from tests.model.test_families import NUM_OUTPUTS, SITUATIONS
+from tests.model.test_margin import assert_margin, greedy
+from tests.model.test_prompt_logprobs import assert_as_transformers, entries_of, scored
+
+
+def main() -> None:
+    c10d._object_to_tensor = c10d._tensor_to_object = refuse_pickle
+    started = Ranks.of_environment(os.environ)
+    for number, directory in enumerate(sys.argv[1:]):
+        ranks = replace(started, attempt=number)
+        if ranks.rank:
+            load_share(settings_for(directory), ranks).follow()
+            continue
+        model = Model(directory, ranks=ranks)
+        try:
+            judge(model)
+        except AssertionError as error:
+            error.add_note(directory)
+            raise
+        model.loaded.close()
+
+
+def judge(model: Model) -> None:
+    for situation, run in SITUATIONS.items():
+        try:
+            assert_margin(model, *run(model), num_outputs=NUM_OUTPUTS)
+        except AssertionError as error:
+            error.add_note(situation)
+            raise
+    driver = Driver(model.loaded, MAX_ROWS)
+    prompts = [random_ids(length, length) for length in (2, 9, 17)]
+    rows = [driver.start(scored(prompt)) for prompt in prompts]
+    for row, prompt in zip(rows, prompts, strict=True):
+        driver.sequences[row].num_prompt = len(prompt)
+    entries = entries_of(driver, rows, 5)
+    for row, prompt in zip(rows, prompts, strict=True):
+        assert_as_transformers(model.reference, prompt, entries[row])
+    sequence = greedy(random_ids(12, 9))
+    parent = driver.start(sequence)
+    driver.step()
+    child = driver.fork(parent, row_sampling(temperature=1.0, seed=5, index=1, logprobs=2))
+    fork = driver.sequences[child]
+    driver.run([parent, child], NUM_OUTPUTS)
+    assert_margin(model, sequence, num_outputs=NUM_OUTPUTS)
+    assert len(fork.outputs) == NUM_OUTPUTS
+
+
+def refuse_pickle(*_: object) -> None:
+    raise AssertionError("objects were exchanged as pickles")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""Models spread over two processes (gloo): each family by the margin rule, and what one cannot do with several."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+import transformers
+
+from executor_svc.model.device import rank_device
+from executor_svc.model.parallel.sharding import check_shardable
+from executor_svc.model.refusal import ModelRefused
+from executor_svc.ranks import Ranks
+from tests.model.families import SERVED, tiny_config
+from tests.model.test_device import WORKING, machine
+from tests.tiny_models import TINY_DECODER, save_model
+
+# Two of them are spread in a way of their own: phi3 has q, k and v in one weight, gpt_oss all heads on every rank.
+FAMILIES = ["llama", "qwen3", "mistral", "gemma3_text", "qwen3_moe", "phi3", "gpt_oss", "deepseek_v3"]
+TWO = Ranks(1, 2, 1, 2)
+
+
+def serve_in_two_processes(directories: Iterable[Path]) -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    shared |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.model.parallel_rank", *map(str, directories)]
+    processes = [
+        subprocess.Popen(
+            command,
+            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        said = processes[0].communicate(timeout=600)[0]
+        assert processes[0].returncode == 0, said[-4000:]
+        said = processes[1].communicate(timeout=60)[0]
+        assert processes[1].returncode == 0, said[-4000:]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def two_headed(family: str) -> transformers.PreTrainedConfig:
+    config = tiny_config(family, SERVED[family])
+    text = config.get_text_config()
+    if getattr(text, "num_key_value_heads", 2) == 1:
+        text.num_key_value_heads = 2
+    return config
+
+
+def shardable(config: transformers.PreTrainedConfig) -> bool:
+    try:
+        check_shardable(Path("model"), config, 2)
+    except ModelRefused:
+        return False
+    return True
+
+
+def test_families_are_served_as_by_one_process(tmp_path: Path) -> None:
+    serve_in_two_processes([save_model(tmp_path / family, two_headed(family)) for family in FAMILIES])
+
+
+@pytest.mark.slow
+def test_every_family_that_transformers_can_spread_is_served_as_by_one_process(tmp_path: Path) -> None:
+    configs = {family: two_headed(family) for family in SERVED}
+    spread = [family for family, config in configs.items() if shardable(config)]
+    assert len(spread) > 50
+    serve_in_two_processes([save_model(tmp_path / family, configs[family]) for family in spread])
+
+
+@pytest.mark.parametrize(
+    ("config", "num_ranks", "said"),
+    [
+        (transformers.GPT2Config(), 2, "no plan for spreading a gpt2 over 2 processes"),
+        (transformers.Gemma3TextConfig(num_key_value_heads=1), 2, "num_key_value_heads is 1, which 2 processes"),
+        (transformers.Qwen3Config(num_attention_heads=6), 4, "num_attention_heads is 6, which 4 processes"),
+        (transformers.Gemma3Config(text_config={"num_key_value_heads": 1}), 2, "_heads is 1"),
+    ],
+    ids=["no plan", "one KV head", "heads", "text part"],
+)
+def test_a_model_that_processes_cannot_share_is_refused(
+    config: transformers.PreTrainedConfig, num_ranks: int, said: str
+) -> None:
+    with pytest.raises(ModelRefused, match=said) as refused:
+        check_shardable(Path("model"), config, num_ranks)
+    assert "torchrun" in str(refused.value)
+
+
+def test_a_quantised_model_is_refused() -> None:
+    config = transformers.LlamaConfig(**TINY_DECODER, quantization_config={"quant_method": "fp8"})
+    with pytest.raises(ModelRefused, match="quantised weights are not spread"):
+        check_shardable(Path("model"), config, 2)
+
+
+def test_each_process_has_a_gpu_of_its_own() -> None:
+    assert str(rank_device("cuda", TWO, machine(num_gpus=2))) == "cuda:1"
+    with pytest.raises(ModelRefused, match=r"2 processes .* need a GPU each, and there are 1.*--nproc-per-node 1"):
+        rank_device("auto", TWO, machine(num_gpus=1))
+    with pytest.raises(ModelRefused, match="CUDA_VISIBLE_DEVICES"):
+        rank_device("cpu", TWO, WORKING)
