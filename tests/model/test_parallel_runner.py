@@ -1,6 +1,7 @@
 """What rank 0 tells the others arrives as it was, and after a failure nothing is run any more."""
 
 from collections.abc import Iterable
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from executor_svc.model.made_steps import everything, make_step
 from executor_svc.model.parallel.codec import decode, encode
 from executor_svc.model.parallel.runner import FollowingRunner, LeadingRunner, RanksLost
-from executor_svc.step import Draws, Masks, Scored, Step, StepOutput
+from executor_svc.step import Draws, Masks, Scored, SharedSegments, Step, StepOutput
 
 
 def full_step() -> Step:
@@ -19,6 +20,9 @@ def full_step() -> Step:
     step.masks = Masks(np.array([1], np.int32), np.arange(8, dtype=np.uint8)[None])
     step.scored = Scored(np.array([0, 1]), np.array([7, 8], np.int32), np.array([2, 2]))
     step.copy_sources, step.copy_destinations = np.array([[1, 2]], np.int32)[:, :1], np.empty(0, np.int32)
+    ints = [np.array(column, np.int32) for column in ([0], [1], [0, 2], [1, 2], [0, 1, 1])]
+    step.shared = SharedSegments(*ints)
+    assert all(getattr(step, field.name) is not None for field in fields(step))
     return step
 
 

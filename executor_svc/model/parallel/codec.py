@@ -5,18 +5,18 @@ step; nothing else is written, and reading makes nothing else. All ranks run the
 """
 
 import json
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from executor_svc.step import Draws, Masks, RowStart, Scored, Step
+from executor_svc import step
 from paged.v1 import executor_pb2
 
 _ALIGNMENT = 8  # bytes; numpy reads its widest type from there
 _HEADER_SIZE = np.dtype("<u4")
-_DATACLASSES = {kind.__name__: kind for kind in (Draws, Masks, RowStart, Scored, Step)}
+_DATACLASSES = {name: kind for name, kind in vars(step).items() if isinstance(kind, type) and is_dataclass(kind)}
 _KINDS = "biuf"  # of arrays: bool, signed, unsigned, float
 
 
