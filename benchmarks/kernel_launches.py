@@ -16,7 +16,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels.triton import attention, write
+from kernels.triton import attention, launches, shared, write
 from kernels.triton.device import Device
 
 POINTERS = {
@@ -26,6 +26,12 @@ POINTERS = {
     torch.int32: "*i32",
     torch.int64: "*i64",
 }
+KERNELS = (
+    (launches, ("attention_kernel",)),
+    (attention, ("merge_kernel",)),
+    (shared, ("shared_kernel", "merge_shared_kernel")),
+    (write, ("write_kernel",)),
+)
 ALIGNMENT = 16  # bytes or counts; Triton compiles for arguments that are multiples of it
 
 
@@ -90,10 +96,11 @@ class _Recorder:
 @contextmanager
 def recorded(device: Device) -> Iterator[list[Launch]]:
     """Within, the Triton kernels' wrappers take tensors on the device `meta`, and launches are listed, not made."""
-    launches: list[Launch] = []
+    made: list[Launch] = []
     with ExitStack() as stack:
-        for module, names in ((attention, ("attention_kernel", "merge_kernel")), (write, ("write_kernel",))):
+        for module in (attention, write):
             stack.enter_context(patch.object(module, "check_device", lambda *_: device))
+        for module, names in KERNELS:
             for name in names:
-                stack.enter_context(patch.object(module, name, _Recorder(getattr(module, name), launches)))
-        yield launches
+                stack.enter_context(patch.object(module, name, _Recorder(getattr(module, name), made)))
+        yield made

@@ -22,6 +22,7 @@ import torch
 import triton
 
 from benchmarks.kernel_launches import Launch, recorded
+from kernels import SharedBlocks
 from kernels.triton import paged_attention, write_kv
 from kernels.triton.device import Device, interpreted
 
@@ -36,6 +37,7 @@ DEVICES = {
 }
 HEAD_SIZES = [(64, 64), (80, 80), (96, 96), (112, 112), (128, 128), (192, 192), (192, 128), (256, 256), (576, 512)]
 KINDS = {"decode": 1, "mixed": 3, "wide": 256}  # queries a row
+SHARED_BY = (8, 128)  # rows that have blocks in common
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "window": {"window": 4096},
@@ -50,7 +52,9 @@ NUM_KV_HEADS, BLOCK_SIZE, TABLE_WIDTH = 8, 16, 2048
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One batch to serve. `rows` decides whether contexts are split: few rows are, many are not."""
+    """One batch to serve. `rows` decides whether contexts are split: few rows are, many are not.
+
+    `members`: as many of the rows have blocks in common, and as many have others."""
 
     dtype: str
     head_dim: int
@@ -59,6 +63,7 @@ class Variant:
     options: str = "all"
     group: int = 4
     rows: int = 2
+    members: int = 0
 
     def launches(self, device: Device) -> list[Launch]:
         """Those of the attention over such a batch. Raises KernelInputError where it is refused on the device."""
@@ -67,6 +72,9 @@ class Variant:
         options = dict(OPTIONS[self.options])
         if "sinks" in options:
             options["sinks"] = _tensor(num_heads, dtype=dtype)
+        if self.members:
+            sizes = {"first": 2, "end": 2, "row_start": 3, "rows": 2 * self.members, "own_start": self.rows}
+            options["shared"] = SharedBlocks(**{name: _tensor(size, dtype=torch.int32) for name, size in sizes.items()})
         with recorded(device) as launches:
             paged_attention(
                 _tensor(tokens, num_heads, self.head_dim, dtype=dtype),
@@ -94,6 +102,7 @@ class Resources:
     options: str
     group: int
     split: bool
+    members: int
     registers: int
     stack_bytes: int
     shared_bytes: int
@@ -123,6 +132,12 @@ def every_variant() -> Iterator[Variant]:
     for kind in KINDS:
         for options in ("window", "soft_cap", "sinks", "window, sinks"):
             yield Variant("bf16", 128, 128, kind, options, rows=512)
+    for head_dim, value_dim in HEAD_SIZES:
+        for members in SHARED_BY:
+            yield Variant("bf16", head_dim, value_dim, "decode", members=members)
+            yield Variant("bf16", head_dim, value_dim, "decode", "plain", rows=512, members=members)
+            if max(head_dim, value_dim) <= 256:
+                yield Variant("fp32", head_dim, value_dim, "decode", members=members)
     for group in (1, 7, 16, 32, 64):  # decode tiles grow with the group
         for head_dim, value_dim in ((64, 64), (128, 128), (256, 256), (576, 512)):
             yield Variant("bf16", head_dim, value_dim, "decode", group=group)
@@ -137,6 +152,9 @@ def representative_variants() -> Iterator[Variant]:
         yield Variant("fp32", 128, 128, kind)
     yield Variant("bf16", 576, 512, "decode", "plain", group=16)
     yield Variant("bf16", 128, 128, "decode", group=32)
+    for members in SHARED_BY:
+        yield Variant("bf16", 128, 128, "decode", members=members)
+    yield Variant("bf16", 256, 256, "decode", "plain", members=SHARED_BY[-1])
 
 
 def measure(variants: Iterator[Variant], architecture: int) -> Iterator[Resources]:
@@ -183,6 +201,7 @@ def _resources(variant: Variant, launch: Launch, architecture: int) -> Resources
         options=variant.options,
         group=variant.group,
         split=bool(launch.arguments.get("SPLIT")),
+        members=variant.members,
         registers=registers,
         stack_bytes=stack_bytes,
         shared_bytes=compiled.metadata.shared,
@@ -210,9 +229,13 @@ def table(resources: list[Resources]) -> str:
     lines: dict[tuple[str, ...], dict[int, Resources]] = {}
     for found in resources:
         sizes = str(found.head_dim) if found.head_dim == found.value_dim else f"{found.head_dim}/{found.value_dim}"
-        split = ", split" if found.split else ""
-        batch = f"{found.kind}, group {found.group}{split}" if found.kernel == "attention" else "any"
-        options = found.options if found.kernel == "attention" else ""
+        batch = "any"
+        if found.kernel == "attention":
+            batch = f"{found.kind}, group {found.group}{', split' if found.split else ''}"
+            batch += ", rest" if found.members else ""
+        elif found.kernel == "shared":
+            batch = f"of {found.members} rows, group {found.group}"
+        options = found.options if found.kernel in ("attention", "shared") else ""
         lines.setdefault((found.kernel, found.dtype, sizes, batch, options), {})[found.architecture] = found
     heads = ["kernel", "dtype", "head size", "batch", "options", *(f"sm_{number}" for number in DEVICES)]
     rows = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 import torch
 
+from kernels.shared_blocks import SharedBlocks
+
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -63,10 +65,11 @@ def check_attention(
     window: int | None,
     soft_cap: float | None,
     sinks: torch.Tensor | None,
+    shared: SharedBlocks | None = None,
 ) -> None:
     check_caches(key_cache, value_cache)
     check_tensor("q", q, (None, None, key_cache.shape[3]), FLOAT_DTYPES, key_cache.device)
-    check_batch(q, key_cache.shape[2], block_tables, query_start, context_lens, window, soft_cap, sinks)
+    check_batch(q, key_cache.shape[2], block_tables, query_start, context_lens, window, soft_cap, sinks, shared)
 
 
 def check_batch(
@@ -78,6 +81,7 @@ def check_batch(
     window: int | None,
     soft_cap: float | None,
     sinks: torch.Tensor | None,
+    shared: SharedBlocks | None,
 ) -> None:
     """What every backend asks for beside the caches; q `[num_tokens, num_heads, ...]` is on their device."""
     device = q.device
@@ -93,6 +97,15 @@ def check_batch(
         raise KernelInputError(f"soft_cap: is {soft_cap}, must be above 0, or None for no cap")
     if sinks is not None:
         check_tensor("sinks", sinks, (num_heads,), FLOAT_DTYPES, device)
+    if shared is not None:
+        check_shared(shared, num_rows, device)
+
+
+def check_shared(shared: SharedBlocks, num_rows: int, device: torch.device) -> None:
+    num_segments = shared.first.shape[0] if shared.first.dim() else 0
+    shapes = {"first": (num_segments,), "end": (num_segments,), "row_start": (num_segments + 1,)}
+    for name, shape in {**shapes, "rows": (None,), "own_start": (num_rows,)}.items():
+        check_tensor(f"shared.{name}", getattr(shared, name), shape, (torch.int32,), device)
 
 
 def check_copies(caches: Sequence[torch.Tensor], source: torch.Tensor, destination: torch.Tensor) -> None:

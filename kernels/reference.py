@@ -88,7 +88,7 @@ def paged_attention(
 
     Returns `[num_tokens, num_heads, value head_dim]` in q's dtype. Raises KernelInputError.
     """
-    check_attention(q, key_cache, value_cache, block_tables, query_start, context_lens, window, soft_cap, sinks)
+    check_attention(q, key_cache, value_cache, block_tables, query_start, context_lens, window, soft_cap, sinks, shared)
     out = q.new_zeros(q.shape[0], q.shape[1], value_cache.shape[3])
     starts, contexts = query_start.tolist(), context_lens.tolist()
     heads = _Heads(key_cache, value_cache, scale, window, soft_cap, None if sinks is None else sinks.float())

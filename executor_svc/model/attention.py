@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import AttentionInterface
 
-from kernels import Backend
+from kernels import Backend, SharedBlocks
 
 ATTENTION_NAME = "paged_attention"
 _ATTRIBUTE = "paged_layer"
@@ -25,6 +25,7 @@ class StepTensors:
     block_tables: torch.Tensor  # int32
     query_start: torch.Tensor  # int32
     context_lens: torch.Tensor  # int32
+    shared: SharedBlocks | None = None
 
 
 class CurrentStep:
@@ -51,7 +52,14 @@ class PagedLayer:
             raise RuntimeError("the model was called outside of a step of its runner")
         self.backend.write_kv(k, v, self.key_cache, self.value_cache, step.slots)
         return self.backend.paged_attention(
-            q, self.key_cache, self.value_cache, step.block_tables, step.query_start, step.context_lens, **options
+            q,
+            self.key_cache,
+            self.value_cache,
+            step.block_tables,
+            step.query_start,
+            step.context_lens,
+            shared=step.shared,
+            **options,
         )
 
 

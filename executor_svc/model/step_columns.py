@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 from executor_svc.model.attention import StepTensors
 from executor_svc.model.staging import Column
 from executor_svc.step import Step
+from kernels import SharedBlocks
+
+SHARED = ("first", "end", "row_start", "rows", "own_start")
 
 
 def step_columns(step: Step) -> dict[str, Column]:
@@ -33,6 +36,8 @@ def step_columns(step: Step) -> dict[str, Column]:
     if step.samples.any():
         columns["sampling_rows"] = step.drawing_rows.astype(np.int64)
         columns["last_tokens"] = step.query_start[1:][step.drawing_places].astype(np.int64) - 1
+    if step.shared is not None:
+        columns |= {f"shared_{name}": getattr(step.shared, name) for name in SHARED}
     if step.scored is not None:
         columns["scored_places"] = step.scored.places
         columns["scored_targets"] = step.scored.targets.astype(np.int64)
@@ -56,9 +61,13 @@ def token_rows(step: Step) -> NDArray[np.int64]:
 
 def step_tensors(columns: Mapping[str, torch.Tensor]) -> StepTensors:
     """What the attention layers take of a step's columns."""
+    shared = None
+    if "shared_first" in columns:
+        shared = SharedBlocks(**{name: columns[f"shared_{name}"] for name in SHARED})
     return StepTensors(
         slots=columns["slots"],
         block_tables=columns["block_tables"],
         query_start=columns["query_start"],
         context_lens=columns["context_lens"],
+        shared=shared,
     )

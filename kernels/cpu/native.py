@@ -97,7 +97,7 @@ class NativeKernels:
         caches.check_caches(key_cache, value_cache)
         check_tensor("q", q, (None, None, None), FLOAT_DTYPES, key_cache.device)
         caches.check_key_dim("q", q.shape[2], key_cache)
-        check_batch(q, key_cache.shape[1], *batch, window, soft_cap, sinks)
+        check_batch(q, key_cache.shape[1], *batch, window, soft_cap, sinks, shared)
         attended: torch.Tensor = self._ops.paged_attention(
             _dense(q),
             key_cache,

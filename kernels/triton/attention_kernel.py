@@ -4,65 +4,14 @@
 A program serves one tile of queries of one row, for the query heads that share one key/value head, over one part of
 the row's context. The tile's matrix rows are (query, head of the group) pairs, so each key is read once for the
 group. Everything that depends on values (which row, how long, which blocks) is found here, on the device.
-
-The softmax is the online one (Milakov and Gimelshein 2018; Dao et al. 2022), in powers of two: scores carry a factor
-log2(e). "Minus infinity" is the real one, for no finite number is below every score.
 """
 
 import triton
 import triton.language as tl
 
-LOG2E = tl.constexpr(1.4426950408889634)
+from kernels.triton.positions import LOG2E, attend_positions, finite_or_zero, first_tile, part_of, row_of_tile
+
 MERGED_AT_ONCE = tl.constexpr(16)
-
-
-@triton.jit
-def first_tile(query_start, row, BLOCK_Q: tl.constexpr):
-    """The number of a row's first tile. Rows need no more tiles than this leaves each; with one query a tile, all."""
-    start = tl.load(query_start + row)
-    if BLOCK_Q > 1:
-        start = start // BLOCK_Q + row
-    return start
-
-
-@triton.jit
-def row_of_tile(query_start, tile, num_rows, BLOCK_Q: tl.constexpr):
-    """The last row whose first tile is not after `tile`; `num_rows` for the tokens behind every row."""
-    low = 0
-    high = num_rows
-    if BLOCK_Q == 1:
-        # In a batch of decode rows tile i is row i: one look instead of a search.
-        guess = tl.minimum(tile, num_rows - 1)
-        begin = tl.load(query_start + guess, mask=guess >= 0, other=0)
-        end = tl.load(query_start + guess + 1, mask=guess >= 0, other=0)
-        found = (begin <= tile) & (tile < end)
-        low = tl.where(found, guess, low)
-        high = tl.where(found, guess, high)
-    while low < high:
-        middle = (low + high + 1) // 2
-        reached = first_tile(query_start, middle, BLOCK_Q) <= tile
-        low = tl.where(reached, middle, low)
-        high = tl.where(reached, high, middle - 1)
-    return low
-
-
-@triton.jit
-def finite_or_zero(top):
-    """A maximum to subtract: where there is no key at all, exp2(-inf - 0) is 0 and exp2(-inf - -inf) would be NaN."""
-    return tl.where(top == float("-inf"), 0.0, top)
-
-
-@triton.jit
-def blocks_of(table, position, end, BLOCK_SIZE: tl.constexpr, HAS_TABLE: tl.constexpr):
-    """The block of each position. From `end` on nothing is read, neither entry nor slot: both may hold anything.
-
-    `table` is the row's, or without tables the row's first block, behind which its others lie in order.
-    """
-    if HAS_TABLE:
-        block = tl.load(table + position // BLOCK_SIZE, mask=position < end, other=0).to(tl.int64)
-    else:
-        block = table + position // BLOCK_SIZE
-    return block
 
 
 @triton.jit(
@@ -75,6 +24,7 @@ def attention_kernel(
     block_tables,  # None without HAS_TABLE: row i has the blocks from i * table_stride on
     query_start,
     context_lens,
+    own_start,  # the block of its table that a row begins with; only with HAS_SHARED
     sinks,
     out,  # [num_tokens, NUM_HEADS, num_splits, VALUE_DIM]
     tops,  # [num_tokens, NUM_HEADS, num_splits] fp32: the part's largest score; only with SPLIT
@@ -99,6 +49,7 @@ def attention_kernel(
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    HAS_SHARED: tl.constexpr,
     SPLIT: tl.constexpr,
     NUM_HEADS: tl.constexpr,
     GROUP: tl.constexpr,  # query heads that share a key/value head
@@ -142,15 +93,15 @@ def attention_kernel(
     begin = 0
     if HAS_WINDOW:
         begin = tl.maximum(context - row_end + first_token + 1 - window, 0)
+    if HAS_SHARED:
+        # What comes before has been attended to with the other rows that have it.
+        begin = tl.maximum(begin, tl.load(own_start + row, mask=in_batch, other=0) * BLOCK_SIZE)
     end = seen_end
     d = tl.arange(0, BLOCK_D)
     dv = tl.arange(0, BLOCK_V)
     out_row = (token.to(tl.int64) * NUM_HEADS + head) * num_splits + split
     if SPLIT:
-        num_tiles = tl.cdiv(tl.maximum(seen_end - begin, 0), TILE_N)
-        part = tl.cdiv(num_tiles, num_splits) * TILE_N
-        begin += split * part
-        end = tl.minimum(begin + part, seen_end)
+        begin, end = part_of(begin, seen_end, split, num_splits, TILE_N)
         if begin >= end:
             tl.store(tops + out_row, tl.full([BLOCK_M], float("-inf"), tl.float32), mask=used)
             tl.store(totals + out_row, tl.zeros([BLOCK_M], tl.float32), mask=used)
@@ -159,44 +110,15 @@ def attention_kernel(
     q_row = q + token.to(tl.int64) * q_token_stride + head.to(tl.int64) * q_head_stride
     queries = tl.load(q_row[:, None] + d[None, :], mask=used[:, None] & (d < HEAD_DIM)[None, :], other=0.0).to(DOT)
     table = block_tables + row.to(tl.int64) * table_stride if HAS_TABLE else row.to(tl.int64) * table_stride
-    keys_of_head = key_cache + kv_head.to(tl.int64) * key_head_stride
-    values_of_head = value_cache + kv_head.to(tl.int64) * value_head_stride
 
-    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    attended = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
-    next_block = blocks_of(table, begin + tl.arange(0, TILE_N), end, BLOCK_SIZE, HAS_TABLE)
-    for base in tl.range(begin, end, TILE_N):
-        position = base + tl.arange(0, TILE_N)
-        live = position < end
-        # The table is read one step ahead: keys that wait for it in their own step could not be fetched early.
-        block = next_block
-        next_block = blocks_of(table, position + TILE_N, end, BLOCK_SIZE, HAS_TABLE)
-        offset = (position % BLOCK_SIZE).to(tl.int64)
-
-        key_row = keys_of_head + block * key_block_stride + offset * key_slot_stride
-        key_mask = live[None, :] if HEAD_DIM == BLOCK_D else live[None, :] & (d < HEAD_DIM)[:, None]
-        keys = tl.load(key_row[None, :] + d[:, None], mask=key_mask, other=0.0).to(DOT)
-        scores = tl.dot(queries, keys, input_precision="ieee") * score_scale
-        if HAS_CAP:
-            # score_scale holds 2 log2(e) / cap, score_cap holds log2(e) cap: this is cap * tanh(score / cap).
-            scores = score_cap - 2.0 * score_cap / (tl.exp2(scores) + 1.0)
-        visible = position[None, :] <= query_position[:, None]
-        if HAS_WINDOW:
-            visible = visible & (position[None, :] > query_position[:, None] - window)
-        scores = tl.where(visible, scores, float("-inf"))
-
-        new_top = tl.maximum(top, tl.max(scores, 1))
-        subtracted = finite_or_zero(new_top)
-        weights = tl.exp2(scores - subtracted[:, None])
-        kept = tl.exp2(top - subtracted)
-        total = total * kept + tl.sum(weights, 1)
-        top = new_top
-
-        value_row = values_of_head + block * value_block_stride + offset * value_slot_stride
-        value_mask = live[:, None] if VALUE_DIM == BLOCK_V else live[:, None] & (dv < VALUE_DIM)[None, :]
-        values = tl.load(value_row[:, None] + dv[None, :], mask=value_mask, other=0.0).to(DOT)
-        attended = tl.dot(weights.to(DOT), values, attended * kept[:, None], input_precision="ieee")
+    top, total, attended = attend_positions(
+        queries, query_position, query_position, table, begin, end,
+        key_cache + kv_head.to(tl.int64) * key_head_stride,
+        value_cache + kv_head.to(tl.int64) * value_head_stride,
+        key_block_stride, key_slot_stride, value_block_stride, value_slot_stride,
+        score_scale, score_cap, window,
+        HAS_TABLE, HAS_WINDOW, HAS_CAP, HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_V, BLOCK_SIZE, BLOCK_M, TILE_N, DOT,
+    )  # fmt: skip
 
     if SPLIT:
         # Not as one logarithm: next to a score of 1e5 its last bits would be lost, and weights be wrong by percents.

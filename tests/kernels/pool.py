@@ -108,8 +108,10 @@ class Pool:
     def tensors(self):
         return self.q, self.key_cache, self.value_cache, self.tables, self.query_start, self.contexts
 
-    def attention(self, *, scale=0.25, window=None, soft_cap=None, sinks=None):
-        return self.backend.paged_attention(*self.tensors, scale=scale, window=window, soft_cap=soft_cap, sinks=sinks)
+    def attention(self, *, scale=0.25, window=None, soft_cap=None, sinks=None, shared=None):
+        return self.backend.paged_attention(
+            *self.tensors, scale=scale, window=window, soft_cap=soft_cap, sinks=sinks, shared=shared
+        )
 
     def expected(self, *, scale=0.25, window=None, soft_cap=None, sinks=None):
         if not self.rows:
@@ -118,7 +120,7 @@ class Pool:
         return torch.cat(rows).float()
 
 
-def assert_right(pool, tolerance=1e-5, **options):
+def assert_right(pool, tolerance=1e-5, shared=None, **options):
     torch.testing.assert_close(
-        pool.attention(**options).float(), pool.expected(**options), atol=tolerance, rtol=tolerance
+        pool.attention(shared=shared, **options).float(), pool.expected(**options), atol=tolerance, rtol=tolerance
     )

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from kernels import KernelInputError
-from kernels.triton.attention import attention_constants, num_tiles, score_factors
 from kernels.triton.attention_kernel import attention_kernel
+from kernels.triton.launches import attention_constants, num_tiles, score_factors
 from kernels.triton.tiles import tile_for
 from tests.kernels.pool import FLOAT_TYPES, MIXED, TRITON, Pool, dense
 
@@ -154,9 +154,9 @@ def test_results_far_behind_the_first_are_stored_in_their_places():
     tile, num_parts = tile_for("mixed", 1, 16, 16, torch.float16, 1 << 17), 1 << 27
     out = sparse((3, 16), (num_parts * 16, 1))
     attention_kernel[(num_tiles(tile, 3, 2), 1, 1)](
-        *pool.tensors, None, out, None, None, *score_factors(0.25, None), 0, 12, 3, 2, num_parts,
+        *pool.tensors, None, None, out, None, None, *score_factors(0.25, None), 0, 12, 3, 2, num_parts,
         *pool.q.stride()[:2], *pool.key_cache.stride()[:3], *pool.value_cache.stride()[:3], pool.tables.stride(0),
-        HAS_TABLE=True, HAS_WINDOW=False, HAS_CAP=False, HAS_SINKS=False, SPLIT=False,
+        HAS_TABLE=True, HAS_WINDOW=False, HAS_CAP=False, HAS_SINKS=False, HAS_SHARED=False, SPLIT=False,
         **attention_constants(1, pool.key_cache.shape, 16, torch.float16, tile),
     )  # fmt: skip
     torch.testing.assert_close(out.float(), pool.expected()[:, 0], atol=2e-3, rtol=2e-3)

@@ -24,7 +24,7 @@ def resources(*arguments, timeout_s):
 def assert_fits(kernels, code):
     """No spill, and shared memory within the limit, on each architecture."""
     assert {found["architecture"] for found in kernels} == {80, 90, 100}
-    assert {found["kernel"] for found in kernels} == {"attention", "merge", "write"}
+    assert {found["kernel"] for found in kernels} == {"attention", "merge", "shared", "merge_shared", "write"}
     wrong = [found for found in kernels if found["stack_bytes"] or found["shared_bytes"] > found["shared_limit"]]
     assert wrong == []
     assert code == 0
@@ -42,7 +42,8 @@ def test_every_kernel_spills_nothing_and_fits_into_shared_memory():
 PRODUCTS = """
 from benchmarks.kernel_resources import DEVICES, Variant, _write
 variant = Variant("bf16", 128, 128, "mixed")
-launches = variant.launches(DEVICES[90]) + _write(variant, DEVICES[90])
+shares = Variant("bf16", 128, 128, "decode", members=8)
+launches = variant.launches(DEVICES[90]) + shares.launches(DEVICES[90])[1:] + _write(variant, DEVICES[90])
 for launch in launches:
     print("KERNEL", launch.name)
     print(launch.compiled(90).asm["ttir"])
@@ -53,6 +54,8 @@ for launch in launches:
 NARROW = {
     "attention_kernel": {"first_token", "head", "part", "begin"},
     "merge_kernel": set(),
+    "shared_kernel": {"first_member", "head", "part", "begin", "stop"},
+    "merge_shared_kernel": set(),
     "write_kernel": set(),
 }
 

@@ -23,7 +23,7 @@ from executor_svc.model.proof import prove
 from executor_svc.model.runner import ModelRunner
 from executor_svc.model.sampler import Sampler
 from executor_svc.model.staging import Staging
-from executor_svc.step import Masks, RowStart, Scored, Step, mask_bytes
+from executor_svc.step import Masks, RowStart, Scored, SharedSegments, Step, mask_bytes
 from kernels import REFERENCE, Backend
 from kernels.checks import check_attention, check_write
 from tests.model.driver import row_sampling
@@ -115,9 +115,11 @@ def test_sampling_asks_the_device_nothing_whatever_the_rows_want(mixed, masked):
         assert (logprobs is not None) == ("logprobs" in parameters)
 
 
-def attend(q, key_cache, value_cache, block_tables, query_start, context_lens, *, scale, window, soft_cap, sinks):
-    check_attention(q, key_cache, value_cache, block_tables, query_start, context_lens, window, soft_cap, sinks)
-    return q.new_empty(*q.shape[:2], value_cache.shape[3])
+def attend(q, keys, values, block_tables, query_start, context_lens, *, scale, window, soft_cap, sinks, shared):
+    check_attention(q, keys, values, block_tables, query_start, context_lens, window, soft_cap, sinks, shared)
+    if shared is not None:
+        assert [len(column) for column in shared.by_row] == [len(shared.rows), len(context_lens) + 1]
+    return q.new_empty(*q.shape[:2], values.shape[3])
 
 
 def copy(caches, source, destination):
@@ -178,6 +180,13 @@ def scored(made: Step) -> Step:
     return dataclasses.replace(made, scored=Scored(places, places.astype(np.int32), np.full(len(places), 3, np.int64)))
 
 
+def sharing(made: Step) -> Step:
+    """The same, with two blocks that the last two rows have in common."""
+    rows = np.arange(len(made.rows), dtype=np.int32)
+    columns = [0], [2], [0, 2], rows[-2:], np.where(rows < len(rows) - 2, 0, 2)
+    return dataclasses.replace(made, shared=SharedSegments(*(np.array(column, np.int32) for column in columns)))
+
+
 LONGROPE = {
     "rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 5,
     "short_factor": [1.0] * 8, "long_factor": [2.0] * 8,
@@ -203,7 +212,8 @@ def test_a_step_of_a_model_sends_one_copy_and_asks_nothing(family):
     assert crossings.names == []
     steps = [step([5, 1, 3], [True, True, False], copies=2), step([4, 2], [False, False]), step([1] * 5, [True] * 5)]
     steps += [scored(step([5, 1, 3], [True, True, False])), scored(step([4, 2], [False, False]))]
-    for used, current in [*((None, s) for s in steps), (graphs, steps[2])]:
+    steps += [sharing(step([5, 1, 1], [True, True, False])), sharing(step([1] * 5, [True] * 5))]
+    for used, current in [*((None, s) for s in steps), (graphs, steps[2]), (graphs, steps[-1])]:
         runner.graphs = used
         with Crossings() as crossings:
             launched = runner.launch(current)

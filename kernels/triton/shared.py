@@ -1,0 +1,97 @@
+"""`paged_attention` where rows have blocks in common: these are attended to once for all rows that have them, then what
+each row has besides, and the results are merged."""
+
+import torch
+
+from kernels.shared_blocks import SharedBlocks
+from kernels.triton.device import Device
+from kernels.triton.launches import (
+    Parts,
+    attention_constants,
+    dot_dtype,
+    launch_attention,
+    num_head_tiles,
+    num_tiles,
+    score_factors,
+)
+from kernels.triton.shared_kernel import merge_shared_kernel, shared_kernel
+from kernels.triton.tiles import MAX_REGISTERS, Tile, kind_of, num_splits, power_of_two, tile_for
+
+
+def shared_tile_and_splits(
+    q: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    shared: SharedBlocks,
+    device: Device,
+    *,
+    window: int | None,
+    soft_cap: float | None,
+) -> tuple[Tile, int]:
+    """What the segments are best computed with: as rows with as many queries as they have members."""
+    block_size, num_kv_heads = key_cache.shape[1:3]
+    group, num_segments, num_members = q.shape[1] // num_kv_heads, len(shared.first), len(shared.rows)
+    tile = tile_for(
+        kind_of(num_members, num_segments, group),
+        group,
+        q.shape[2],
+        value_cache.shape[3],
+        dot_dtype(q, key_cache),
+        device.shared_memory_bytes,
+        capped=soft_cap is not None,
+    )
+    likely_tiles = max(num_segments, -(-num_members // tile.queries))
+    longest = block_tables.shape[1] * block_size if window is None else min(block_tables.shape[1] * block_size, window)
+    return tile, num_splits(likely_tiles * num_kv_heads * -(-group // tile.heads), longest, device.num_processors)
+
+
+def attend_shared(
+    q: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    query_start: torch.Tensor,
+    context_lens: torch.Tensor,
+    *,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    sinks: torch.Tensor | None,
+    shared: SharedBlocks,
+    own: tuple[Tile, int],
+    common: tuple[Tile, int],
+) -> torch.Tensor:
+    """`paged_attention` of checked arguments; tile and number of parts for what rows have of their own, and for what
+    they have in common."""
+    num_tokens, num_heads, _ = q.shape
+    value_dim = value_cache.shape[3]
+    out = q.new_empty(num_tokens, num_heads, value_dim)
+    if out.numel() == 0:
+        return out
+    own_parts = Parts.of(q, num_tokens, own[1], value_dim)
+    launch_attention(
+        q, key_cache, value_cache, block_tables, query_start, context_lens,
+        scale=scale, window=window, soft_cap=soft_cap, sinks=None, tile=own[0], into=own_parts,
+        own_start=shared.own_start,
+    )  # fmt: skip
+    tile, splits = common
+    parts = Parts.of(q, len(shared.rows), splits, value_dim)
+    constants = attention_constants(num_heads, key_cache.shape, value_dim, dot_dtype(q, key_cache), tile)
+    score_scale, score_cap = score_factors(scale, soft_cap)
+    grid = num_tiles(tile, len(shared.rows), len(shared.first)), num_head_tiles(key_cache, tile, constants), splits
+    shared_kernel[grid](
+        q, key_cache, value_cache, block_tables, query_start, context_lens,
+        shared.first, shared.end, shared.row_start, shared.rows, parts.values, parts.tops, parts.totals,
+        score_scale, score_cap, window or 0, len(shared.first), splits,
+        *q.stride()[:2], *key_cache.stride()[:3], *value_cache.stride()[:3], block_tables.stride(0),
+        HAS_WINDOW=window is not None, HAS_CAP=soft_cap is not None,
+        **constants, num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=True, maxnreg=tile.registers,
+    )  # fmt: skip
+    merge_shared_kernel[num_tokens, num_heads](
+        query_start, own_parts.values, own_parts.tops, own_parts.totals, parts.values, parts.tops, parts.totals,
+        *shared.by_row, sinks, out, len(context_lens), own[1], splits,
+        HAS_SINKS=sinks is not None, VALUE_DIM=value_dim, BLOCK_V=power_of_two(value_dim),
+        num_warps=4, enable_fp_fusion=True, maxnreg=MAX_REGISTERS,
+    )  # fmt: skip
+    return out
