@@ -19,10 +19,11 @@ import torch
 
 from kernels import cpu, reference
 from kernels.checks import KernelInputError
-from kernels.cpu.build import CACHE, BuildError
+from kernels.cpu.compiling import CACHE, BuildError
+from kernels.projection import Projection
 from kernels.shared_blocks import SharedBlocks
 
-__all__ = ["REFERENCE", "Backend", "KernelInputError", "SharedBlocks", "backend"]
+__all__ = ["REFERENCE", "Backend", "KernelInputError", "Projection", "SharedBlocks", "backend"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +35,19 @@ class Backend:
     write_kv: Callable[..., None]
     copy_blocks: Callable[..., None]
     allocate_caches: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    # Norm, rotary embedding, write_kv and paged_attention as one; None where there is no such kernel.
+    attend_projected: Callable[..., torch.Tensor] | None = None
     level: str | None = None  # of a CPU's native kernels; None for all others
     note: str = ""  # why it is not the one that the device is best served by
 
 
 REFERENCE = Backend(
-    "reference", reference.paged_attention, reference.write_kv, reference.copy_blocks, reference.allocate_caches
+    "reference",
+    reference.paged_attention,
+    reference.write_kv,
+    reference.copy_blocks,
+    reference.allocate_caches,
+    reference.attend_projected,
 )
 
 
@@ -92,5 +100,6 @@ def native_backend(level: str, cache_dir: Path = CACHE) -> Backend:
         native.write_kv,
         native.copy_blocks,
         native.allocate_caches,
+        native.attend_projected,
         level=level,
     )

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from kernels.checks import check_attention, check_copies, check_write
+from kernels.projection import Projection
 from kernels.shared_blocks import SharedBlocks
 
 MAX_PADDING = 1.25  # decode rows share a group when the longest has at most this many times the slots of the shortest
@@ -104,6 +105,40 @@ def paged_attention(
             row = slice(starts[i], starts[i + 1])
             out[row] = heads.prefill(q[row], block_tables[i], context).to(q.dtype)
     return out
+
+
+def attend_projected(
+    qkv: torch.Tensor,
+    projection: Projection,
+    cos: torch.Tensor | None,
+    sin: torch.Tensor | None,
+    slots: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    query_start: torch.Tensor,
+    context_lens: torch.Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    shared: SharedBlocks | None = None,
+) -> torch.Tensor:
+    """All that an attention layer does between its projections: norm, rotary embedding, `write_kv`, `paged_attention`.
+
+    qkv: `[num_tokens, projection.width]`. cos, sin: `[num_tokens, rotated dimensions]`, or None where nothing is
+    rotated. The rest is as of the two functions. Returns `[num_tokens, num_heads * head_dim]` in qkv's dtype. Raises
+    KernelInputError.
+    """
+    projection.check(qkv, cos, sin)
+    q, k, v = projection.heads(qkv, cos, sin)
+    write_kv(k, v, key_cache, value_cache, slots)
+    batch = block_tables, query_start, context_lens
+    attended = paged_attention(
+        q, key_cache, value_cache, *batch, scale=scale, window=window, soft_cap=soft_cap, sinks=sinks, shared=shared
+    )
+    return attended.flatten(1)
 
 
 def _decode_groups(

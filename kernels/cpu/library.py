@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from kernels.cpu.build import CACHE, BuildError, find_or_build
+from kernels.cpu.compiling import CACHE, BuildError, find_or_build
 from kernels.cpu.levels import LEVELS, supported
 
 __all__ = ["BuildError", "ops"]

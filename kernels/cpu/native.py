@@ -6,10 +6,11 @@ from pathlib import Path
 import torch
 
 from kernels import reference
-from kernels.checks import FLOAT_DTYPES, check_batch, check_copies, check_tensor
+from kernels.checks import FLOAT_DTYPES, KernelInputError, check_batch, check_copies, check_tensor
 from kernels.cpu import caches
-from kernels.cpu.build import CACHE
+from kernels.cpu.compiling import CACHE
 from kernels.cpu.library import ops
+from kernels.projection import Projection
 from kernels.shared_blocks import SharedBlocks
 
 
@@ -100,6 +101,66 @@ class NativeKernels:
         check_batch(q, key_cache.shape[1], *batch, window, soft_cap, sinks, shared)
         attended: torch.Tensor = self._ops.paged_attention(
             _dense(q),
+            key_cache,
+            value_cache,
+            _dense(block_tables),
+            query_start.contiguous(),
+            context_lens.contiguous(),
+            scale,
+            window or 0,
+            soft_cap or 0.0,
+            None if sinks is None else sinks.float().contiguous(),
+            _segments(shared),
+        )
+        return attended
+
+    def attend_projected(
+        self,
+        qkv: torch.Tensor,
+        projection: Projection,
+        cos: torch.Tensor | None,
+        sin: torch.Tensor | None,
+        slots: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        block_tables: torch.Tensor,
+        query_start: torch.Tensor,
+        context_lens: torch.Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
+        soft_cap: float | None = None,
+        sinks: torch.Tensor | None = None,
+        shared: SharedBlocks | None = None,
+    ) -> torch.Tensor:
+        """As `kernels.reference.attend_projected`, with the arithmetic of `paged_attention`."""
+        batch = block_tables, query_start, context_lens
+        if not caches.is_native(key_cache):
+            return reference.attend_projected(
+                qkv, projection, cos, sin, slots, key_cache, value_cache, *batch,
+                scale=scale, window=window, soft_cap=soft_cap, sinks=sinks, shared=shared,
+            )  # fmt: skip
+        projection.check(qkv, cos, sin)
+        caches.check_caches(key_cache, value_cache)
+        caches.check_key_dim("qkv", projection.head_dim, key_cache)
+        num_kv_heads, head_dim = key_cache.shape[1], value_cache.shape[3]
+        if (projection.num_kv_heads, projection.head_dim) != (num_kv_heads, head_dim):
+            raise KernelInputError(
+                f"qkv: {projection.num_kv_heads} key/value heads of {projection.head_dim} do not fit a cache for "
+                f"{num_kv_heads} of {head_dim}"
+            )
+        check_tensor("slots", slots, (len(qkv),), (torch.int64,), key_cache.device)
+        heads = _dense(qkv).unflatten(1, (-1, projection.head_dim))
+        check_batch(heads[:, : projection.num_heads], num_kv_heads, *batch, window, soft_cap, sinks)
+        attended: torch.Tensor = self._ops.attend_projected(
+            heads,
+            projection.norm_weight(projection.query_norm),
+            projection.norm_weight(projection.key_norm),
+            projection.norm_eps,
+            None if cos is None else cos.float().contiguous(),
+            None if sin is None else sin.float().contiguous(),
+            projection.rotary == "interleaved",
+            slots.contiguous(),
             key_cache,
             value_cache,
             _dense(block_tables),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels.cpu import build, levels, library
+from kernels.cpu import compiling, levels, library
 
 LEVEL = levels.LEVELS["avx2"]
 
@@ -18,51 +18,52 @@ def sources(tmp_path, monkeypatch):
     directory = tmp_path / "csrc"
     directory.mkdir()
     (directory / "one.cpp").write_text('extern "C" __attribute__((visibility("default"))) int one() { return 1; }\n')
-    monkeypatch.setattr(build, "SOURCES", directory)
-    monkeypatch.setattr(build, "PREBUILT", tmp_path / "prebuilt")
+    monkeypatch.setattr(compiling, "SOURCES", directory)
+    monkeypatch.setattr(compiling, "PREBUILT", tmp_path / "prebuilt")
     return directory
 
 
 def test_a_library_is_built_once_and_again_only_when_a_source_changes(sources, tmp_path):
-    first = build.find_or_build(LEVEL, tmp_path)
+    first = compiling.find_or_build(LEVEL, tmp_path)
     made = first.stat().st_mtime_ns
-    assert build.find_or_build(LEVEL, tmp_path) == first
+    assert compiling.find_or_build(LEVEL, tmp_path) == first
     assert first.stat().st_mtime_ns == made
     (sources / "one.h").write_text("// another\n")
-    assert build.find_or_build(LEVEL, tmp_path) != first
+    assert compiling.find_or_build(LEVEL, tmp_path) != first
 
 
 def test_a_library_built_ahead_needs_no_compiler(sources, tmp_path, monkeypatch):
-    build.PREBUILT.mkdir()
-    built = build.find_or_build(LEVEL, tmp_path)
-    (build.PREBUILT / f"{build._stem(LEVEL)}.so").write_bytes(built.read_bytes())
-    monkeypatch.setattr(build, "_COMPILERS", ("no-such-compiler",))
-    assert build.find_or_build(LEVEL, tmp_path / "empty").parent == build.PREBUILT
+    compiling.PREBUILT.mkdir()
+    built = compiling.find_or_build(LEVEL, tmp_path)
+    (compiling.PREBUILT / f"{compiling.stem(LEVEL)}.so").write_bytes(built.read_bytes())
+    monkeypatch.setattr(compiling, "_COMPILERS", ("no-such-compiler",))
+    assert compiling.find_or_build(LEVEL, tmp_path / "empty").parent == compiling.PREBUILT
 
 
 def test_without_a_compiler_the_reason_is_said(sources, tmp_path, monkeypatch):
-    monkeypatch.setattr(build, "_COMPILERS", ("no-such-compiler",))
+    monkeypatch.setattr(compiling, "_COMPILERS", ("no-such-compiler",))
     with pytest.raises(library.BuildError, match=r"no C\+\+ compiler"):
-        build.find_or_build(LEVEL, tmp_path)
+        compiling.find_or_build(LEVEL, tmp_path)
 
 
 def test_a_source_that_does_not_compile_leaves_nothing_behind(sources, tmp_path):
     (sources / "two.cpp").write_text("this is no program\n")
     with pytest.raises(library.BuildError, match=r"ended with 1: .*two\.cpp"):
-        build.find_or_build(LEVEL, tmp_path)
+        compiling.find_or_build(LEVEL, tmp_path)
     assert not list((tmp_path / "kernels").glob("*.so"))
 
 
 def test_a_cache_that_cannot_be_written_is_told(sources, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(library.BuildError, match="cannot be kept in"):
-        build.find_or_build(LEVEL, tmp_path / "file")
+        compiling.find_or_build(LEVEL, tmp_path / "file")
 
 
 def test_processes_that_start_together_build_one_library(sources, tmp_path):
     program = (
-        "import sys; from pathlib import Path; from kernels.cpu import build, levels; "
-        "build.SOURCES = Path(sys.argv[1]); print(build.find_or_build(levels.LEVELS['avx2'], Path(sys.argv[2])))"
+        "import sys; from pathlib import Path; from kernels.cpu import compiling, levels; "
+        "compiling.SOURCES = Path(sys.argv[1]); "
+        "print(compiling.find_or_build(levels.LEVELS['avx2'], Path(sys.argv[2])))"
     )
     command = [sys.executable, "-c", program, str(sources), str(tmp_path)]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]

@@ -67,7 +67,7 @@ class Ahead {
 // A thread's memory for one item.
 template <class Kind>
 struct Room {
-  Scratch queries, out, scores, weights, edge, running, ranges;
+  Scratch heads, queries, out, scores, weights, edge, running, ranges;
 };
 
 // The queries of an item, and what they have attended to so far.

@@ -1,121 +1,88 @@
-// paged_attention: plans a call's work, does it on all threads, and puts together what was done in parts.
+// paged_attention and attend_projected: plan a call's work, do it on all threads, put together what was done in parts.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include <optional>
+
 #include "attend.h"
+#include "heads.h"
+#include "kv_write.h"
 #include "parallel.h"
+#include "results.h"
 
 namespace paged {
 namespace {
 
-struct Heads {
-  const char* data;
-  at::ScalarType dtype;
-  int64_t token_stride, head_stride, dim;  // strides in elements
-
-  explicit Heads(const at::Tensor& q)
-      : data(static_cast<const char*>(q.const_data_ptr())),
-        dtype(q.scalar_type()),
-        token_stride(q.stride(0)),
-        head_stride(q.stride(1)),
-        dim(q.size(2)) {}
-
-  // Calls `use(element)` with a pointer of the elements' type to the head's first.
-  template <class Use>
-  void with(int64_t token, int64_t head, const Use& use) const {
-    const int64_t offset = token * token_stride + head * head_stride;
-    if (dtype == at::kFloat) return use(reinterpret_cast<const float*>(data) + offset);
-    if (dtype == at::kBFloat16) return use(reinterpret_cast<const c10::BFloat16*>(data) + offset);
-    use(reinterpret_cast<const c10::Half*>(data) + offset);
-  }
-};
-
-// A call's results: of each token and head its values' columns, and where its context is in parts, of each part those,
-// the largest exponent and the sum of weights.
-struct Results {
-  char* out;
-  at::ScalarType dtype;
-  int64_t num_heads, value_dim, value_row;
-  float* parts;       // [slot][head][value_row + kGroup]
-  const float* sinks;  // exponents of 2, one a head; null: none
-
-  float* part(int64_t slot, int64_t head) const { return parts + (slot * num_heads + head) * (value_row + kGroup); }
-
-  // out * factor, in the results' type.
-  void put(int64_t token, int64_t head, const float* values, float factor) const {
-    const int64_t offset = (token * num_heads + head) * value_dim;
-    if (dtype == at::kFloat) return put_as(reinterpret_cast<float*>(out) + offset, values, factor);
-    if (dtype == at::kBFloat16) return put_as(reinterpret_cast<c10::BFloat16*>(out) + offset, values, factor);
-    put_as(reinterpret_cast<c10::Half*>(out) + offset, values, factor);
-  }
-
-  template <typename T>
-  void put_as(T* to, const float* values, float factor) const {
-    for (int64_t i = 0; i < value_dim; ++i) to[i] = static_cast<T>(values[i] * factor);
-  }
-
-  void clear(int64_t token) const {
-    const int64_t bytes = num_heads * value_dim * static_cast<int64_t>(c10::elementSize(dtype));
-    std::memset(out + token * bytes, 0, bytes);
-  }
-
-  // Divide by the sum of weights, in which the head's sink takes part. Only where every score is -inf is the sum zero;
-  // then nothing is known, which NaN says.
-  void finish(int64_t token, int64_t head, const float* values, float largest, float sum) const {
-    if (sinks == nullptr) return put(token, head, values, 1.f / sum);
-    const float sink = sinks[head], top = std::max(sink, largest);
-    const float factor = exp2(largest - top);
-    put(token, head, values, factor / (sum * factor + exp2(sink - top)));
-  }
-};
-
+// Where a call's queries come from: as they are given, or from a projection, whose keys and values are written, too.
 struct Call {
   KvLayout cache;
-  Heads q;
   Results results;
   ScoreFactors factors;
-  int64_t group;
+  int64_t group, key_dim;
+  const Heads* queries;
+  const Projected* projected;
+  const int64_t* slots;  // of projected tokens
 };
 
+// The key and value of one head of a projected token into their slot. `room` is for two heads.
+void write_projected(const Call& call, int64_t token, int64_t head, float* room) {
+  float* value = room + call.key_dim;
+  call.projected->key(token, head, room);
+  call.projected->value(token, head, value);
+  write_slot(call.cache, call.slots[token], head, room, call.key_dim, value);
+}
+
+// `early`: projected queries that were made before, [token][head][key_dim].
 template <class Kind>
-typename Kind::Number* load_queries(const Call& call, const Plan& plan, const Item& item, Room<Kind>& room,
-                                    int64_t stride) {
+void load_query(const Call& call, const QueryToken& query, int64_t head, const typename Kind::Number* early,
+                float* room, typename Kind::Number* to) {
   using Number = typename Kind::Number;
-  Number* to = room.queries.template get<Number>(item.unit->num_queries * call.group * stride);
-  Number* row = to;
-  for (int i = 0; i < item.unit->num_queries; ++i) {
-    for (int64_t g = 0; g < call.group; ++g, row += stride) {
-      call.q.with(plan.queries[item.unit->first_query + i].token, item.head * call.group + g, [&](const auto* from) {
-        using From = std::remove_cv_t<std::remove_reference_t<decltype(*from)>>;
-        if constexpr (std::is_same_v<From, c10::BFloat16> && std::is_same_v<Number, uint16_t>) {
-          std::memcpy(row, from, call.q.dim * sizeof(Number));
-        } else {
-          for (int64_t d = 0; d < call.q.dim; ++d) row[d] = Kind::number(static_cast<float>(from[d]));
-        }
-      });
-      std::memset(row + call.q.dim, 0, (stride - call.q.dim) * sizeof(Number));
+  if (call.projected != nullptr) {
+    if (!query.alone || query.slot >= 0) {
+      const int64_t at = (query.token * call.results.num_heads + head) * call.key_dim;
+      std::memcpy(to, early + at, call.key_dim * sizeof(Number));
+    } else {
+      call.projected->query(query.token, head, room);
+      narrow(room, call.key_dim, to);
     }
+    return;
   }
-  return to;
+  call.queries->with(query.token, head, [&](const auto* from) {
+    using From = std::remove_cv_t<std::remove_reference_t<decltype(*from)>>;
+    if constexpr (std::is_same_v<From, Number>) {
+      std::memcpy(to, from, call.key_dim * sizeof(Number));
+    } else {
+      widen(from, call.key_dim, room);
+      narrow(room, call.key_dim, to);
+    }
+  });
 }
 
 template <class Kind>
-void do_item(const Call& call, const Plan& plan, const Item& item, Ahead& ahead, Room<Kind>& room) {
+void do_item(const Call& call, const Plan& plan, const Item& item, const typename Kind::Number* early, Ahead& ahead,
+             Room<Kind>& room) {
+  using Number = typename Kind::Number;
   const Unit& unit = *item.unit;
   const QueryToken* tokens = plan.queries.data() + unit.first_query;
   const int num_rows = static_cast<int>(unit.num_queries * call.group);
   const int64_t value_row = call.cache.value_row, stride = (call.cache.depth * Kind::kPack + 31) / 32 * 32;
+  float* head_room = room.heads.template get<float>(2 * std::max(call.key_dim, value_row));
+  if (call.projected != nullptr && tokens[0].alone && tokens[0].slot < 0)
+    write_projected(call, tokens[0].token, item.head, head_room);
   int32_t* low = room.ranges.template get<int32_t>(2 * num_rows);
   int32_t* high = low + num_rows;
   Running* running = room.running.template get<Running>(num_rows);
   float* out = room.out.template get<float>(num_rows * value_row);
   std::memset(out, 0, num_rows * value_row * sizeof(float));
+  Number* queries = room.queries.template get<Number>(num_rows * stride);
   for (int row = 0; row < num_rows; ++row) {
-    low[row] = tokens[row / call.group].low, high[row] = tokens[row / call.group].high;
+    const QueryToken& query = tokens[row / call.group];
+    low[row] = query.low, high[row] = query.high;
     running[row].clear();
+    load_query<Kind>(call, query, item.head * call.group + row % call.group, early, head_room, queries + row * stride);
+    std::memset(queries + row * stride + call.key_dim, 0, (stride - call.key_dim) * sizeof(Number));
   }
-  const auto* queries = load_queries<Kind>(call, plan, item, room, stride);
   attend<Kind>(call.cache, call.factors, item, {num_rows, stride, queries, low, high, out, running}, ahead, room);
   for (int row = 0; row < num_rows; ++row) {
     const QueryToken& query = tokens[row / call.group];
@@ -124,34 +91,35 @@ void do_item(const Call& call, const Plan& plan, const Item& item, Ahead& ahead,
     if (query.slot < 0) {
       call.results.finish(query.token, head, values, running[row].largest, sum);
     } else {
-      float* part = call.results.part(query.slot, head);
-      std::memcpy(part, values, value_row * sizeof(float));
-      part[value_row] = running[row].largest;
-      part[value_row + 1] = sum;
+      call.results.put_part(query.slot, head, values, running[row].largest, sum);
     }
   }
 }
 
-// One token's head from its parts, weighed by how large their scores are: log-sum-exp. A part that saw nothing has the
-// sum zero and is left out; what is NaN is not.
-void merge(const Results& results, int64_t token, int64_t head, int64_t first_slot, int64_t last_slot, float* out) {
-  float largest = kMinusInfinity, sum = 0.f;
-  for (int64_t slot = first_slot; slot < last_slot; ++slot)
-    largest = std::max(largest, results.part(slot, head)[results.value_row]);
-  const float origin = largest == kMinusInfinity ? 0.f : largest;
-  std::memset(out, 0, results.value_row * sizeof(float));
-  for (int64_t slot = first_slot; slot < last_slot; ++slot) {
-    const float* part = results.part(slot, head);
-    if (part[results.value_row + 1] == 0.f) continue;
-    const float weight = exp2(part[results.value_row] - origin);
-    sum += weight * part[results.value_row + 1];
-    for (int64_t i = 0; i < results.value_row; ++i) out[i] += weight * part[i];
-  }
-  results.finish(token, head, out, largest, sum);
+// Projected tokens that units may not begin without: those of chunks, and those whose context is in parts.
+template <class Kind>
+const typename Kind::Number* do_early(const Call& call, const Plan& plan) {
+  using Number = typename Kind::Number;
+  if (call.projected == nullptr || plan.early_tokens.empty()) return nullptr;
+  thread_local Scratch scratch;
+  const int64_t num_heads = call.results.num_heads;
+  Number* queries = scratch.get<Number>((plan.early_tokens.back() + 1) * num_heads * call.key_dim);
+  for_each_item(static_cast<int64_t>(plan.early_tokens.size()), [&](int64_t i) {
+    thread_local Scratch heads;
+    float* room = heads.get<float>(2 * std::max(call.key_dim, call.cache.value_row));
+    const int64_t token = plan.early_tokens[i];
+    for (int64_t head = 0; head < call.cache.num_kv_heads; ++head) write_projected(call, token, head, room);
+    for (int64_t head = 0; head < num_heads; ++head) {
+      call.projected->query(token, head, room);
+      narrow(room, call.key_dim, queries + (token * num_heads + head) * call.key_dim);
+    }
+  });
+  return queries;
 }
 
 template <class Kind>
 void attend_all(const Call& call, const Plan& plan) {
+  const typename Kind::Number* early = do_early<Kind>(call, plan);
   const int64_t num_heads = call.cache.num_kv_heads;
   const auto num_items = static_cast<int64_t>(plan.units.size()) * num_heads;
   const auto item_at = [&](int64_t i) {
@@ -164,34 +132,48 @@ void attend_all(const Call& call, const Plan& plan) {
     for (Item item = item_at(next++), following; item.unit; item = following) {
       following = item_at(next++);
       ahead.begin(item, following);
-      do_item<Kind>(call, plan, item, ahead, room);
+      do_item<Kind>(call, plan, item, early, ahead, room);
     }
   });
   for_each_item(static_cast<int64_t>(plan.merged_tokens.size()), [&](int64_t i) {
     thread_local Scratch scratch;
-    float* out = scratch.get<float>(call.results.value_row);
+    float* sums = scratch.get<float>(call.results.value_row);
     for (int64_t head = 0; head < call.results.num_heads; ++head)
-      merge(call.results, plan.merged_tokens[i], head, plan.merge_start[i], plan.merge_start[i + 1], out);
+      call.results.merge(plan.merged_tokens[i], head, plan.merge_start[i], plan.merge_start[i + 1], sums);
   });
 }
 
-template <typename T>
-const T* data_or_null(const std::optional<at::Tensor>& tensor) {
-  return tensor ? tensor->const_data_ptr<T>() : nullptr;
+// Results in `out`, [num_tokens, num_heads, value_dim]; exactly one of `queries` and `projected` is given.
+void run(const at::Tensor& out, const Heads* queries, const Projected* projected, const int64_t* slots, int64_t key_dim,
+         c10::ScalarType query_type, const KvLayout& cache, const Batch& batch, double scale, double soft_cap,
+         const std::optional<at::Tensor>& sinks) {
+  thread_local Plan plan;
+  plan.make(batch, at::get_num_threads());
+  thread_local Scratch parts, sink_exponents;
+  const int64_t num_heads = batch.group * cache.num_kv_heads;
+  Results results{static_cast<char*>(out.mutable_data_ptr()), out.scalar_type(), num_heads, cache.value_dim,
+                  cache.value_row, nullptr, nullptr};
+  results.parts = parts.get<float>(plan.num_slots * num_heads * (cache.value_row + kGroup));
+  if (sinks) {
+    float* exponents = sink_exponents.get<float>(num_heads);
+    const float* given = sinks->const_data_ptr<float>();
+    for (int64_t head = 0; head < num_heads; ++head) exponents[head] = given[head] * kLog2E;
+    results.sinks = exponents;
+  }
+  for (const int32_t token : plan.blank_tokens) results.clear(token);
+  const Call call{cache, results, ScoreFactors(scale, soft_cap), batch.group, key_dim, queries, projected, slots};
+  if (cache.pack == 1) return attend_all<Fp32>(call, plan);
+#if defined(PAGED_BF16_DOT)
+  if (query_type == c10::kBFloat16) return attend_all<Bf16Dot>(call, plan);
+#endif
+  attend_all<Bf16>(call, plan);
 }
 
-// Tensors as kernels/cpu/__init__.py checks and prepares them: last dimensions contiguous, sinks in fp32. `window` and
-// `soft_cap` are 0 for none. `segments`: first, end, row_start, rows, own_start; or nothing.
-at::Tensor paged_attention(const at::Tensor& q, const at::Tensor& key_cache, const at::Tensor& value_cache,
-                           const at::Tensor& block_tables, const at::Tensor& query_start,
-                           const at::Tensor& context_lens, double scale, int64_t window, double soft_cap,
-                           const std::optional<at::Tensor>& sinks, at::TensorList segments) {
-  const KvLayout cache(key_cache, value_cache);
-  const int64_t num_heads = q.size(1);
-  at::Tensor out = at::empty({q.size(0), num_heads, cache.value_dim}, q.options());
+Batch batch_of(const KvLayout& cache, int64_t num_tokens, int64_t num_heads, const at::Tensor& block_tables,
+               const at::Tensor& query_start, const at::Tensor& context_lens, int64_t window, at::TensorList segments) {
   Batch batch{};
   batch.num_rows = context_lens.size(0);
-  batch.num_tokens = q.size(0);
+  batch.num_tokens = num_tokens;
   batch.block_size = cache.block_size;
   batch.table_stride = block_tables.stride(0);
   batch.tables = block_tables.const_data_ptr<int32_t>();
@@ -208,29 +190,50 @@ at::Tensor paged_attention(const at::Tensor& q, const at::Tensor& key_cache, con
     batch.segment_rows = segments[3].const_data_ptr<int32_t>();
     batch.own_start = segments[4].const_data_ptr<int32_t>();
   }
-  thread_local Plan plan;
-  plan.make(batch, at::get_num_threads());
+  return batch;
+}
 
-  thread_local Scratch parts, sink_exponents;
-  Results results{static_cast<char*>(out.mutable_data_ptr()), q.scalar_type(), num_heads, cache.value_dim,
-                  cache.value_row, nullptr, nullptr};
-  results.parts = parts.get<float>(plan.num_slots * num_heads * (cache.value_row + kGroup));
-  if (const float* given = data_or_null<float>(sinks)) {
-    float* exponents = sink_exponents.get<float>(num_heads);
-    for (int64_t head = 0; head < num_heads; ++head) exponents[head] = given[head] * kLog2E;
-    results.sinks = exponents;
-  }
-  for (const int32_t token : plan.blank_tokens) results.clear(token);
-  const Call call{cache, Heads(q), results, ScoreFactors(scale, soft_cap), batch.group};
-  if (cache.pack == 1) {
-    attend_all<Fp32>(call, plan);
-#if defined(PAGED_BF16_DOT)
-  } else if (q.scalar_type() == at::kBFloat16) {
-    attend_all<Bf16Dot>(call, plan);
-#endif
-  } else {
-    attend_all<Bf16>(call, plan);
-  }
+// The operations take tensors as kernels/cpu/native.py checks and prepares them: last dimensions contiguous, sinks, norm
+// weights, cos and sin in fp32. `window` and `soft_cap` are 0 for none. `segments`: nothing, or first, end, row_start,
+// rows and own_start of SharedBlocks.
+at::Tensor paged_attention(const at::Tensor& q, const at::Tensor& key_cache, const at::Tensor& value_cache,
+                           const at::Tensor& block_tables, const at::Tensor& query_start,
+                           const at::Tensor& context_lens, double scale, int64_t window, double soft_cap,
+                           const std::optional<at::Tensor>& sinks, at::TensorList segments) {
+  const KvLayout cache(key_cache, value_cache);
+  const at::Tensor out = at::empty({q.size(0), q.size(1), cache.value_dim}, q.options());
+  const Heads queries(q);
+  const Batch batch =
+      batch_of(cache, q.size(0), q.size(1), block_tables, query_start, context_lens, window, segments);
+  run(out, &queries, nullptr, nullptr, q.size(2), q.scalar_type(), cache, batch, scale, soft_cap, sinks);
+  return out;
+}
+
+// qkv: [num_tokens, num_heads + 2 num_kv_heads, head_dim]. Norm weights [head_dim], cos and sin [num_tokens, rotated].
+at::Tensor attend_projected(const at::Tensor& qkv, const std::optional<at::Tensor>& query_norm,
+                            const std::optional<at::Tensor>& key_norm, double epsilon,
+                            const std::optional<at::Tensor>& cos, const std::optional<at::Tensor>& sin, bool interleaved,
+                            const at::Tensor& slots, const at::Tensor& key_cache, const at::Tensor& value_cache,
+                            const at::Tensor& block_tables, const at::Tensor& query_start,
+                            const at::Tensor& context_lens, double scale, int64_t window, double soft_cap,
+                            const std::optional<at::Tensor>& sinks, at::TensorList segments) {
+  const KvLayout cache(key_cache, value_cache);
+  const int64_t num_tokens = qkv.size(0), num_heads = qkv.size(1) - 2 * cache.num_kv_heads;
+  const auto data = [](const std::optional<at::Tensor>& tensor) {
+    return tensor ? tensor->const_data_ptr<float>() : nullptr;
+  };
+  const Projected projected{Heads(qkv),
+                            num_heads,
+                            cache.num_kv_heads,
+                            data(query_norm),
+                            data(key_norm),
+                            static_cast<float>(epsilon),
+                            {data(cos), data(sin), cos ? cos->size(1) : 0, interleaved}};
+  const at::Tensor out = at::empty({num_tokens, num_heads * cache.value_dim}, qkv.options());
+  const Batch batch =
+      batch_of(cache, num_tokens, num_heads, block_tables, query_start, context_lens, window, segments);
+  run(out, nullptr, &projected, slots.const_data_ptr<int64_t>(), qkv.size(2), qkv.scalar_type(), cache, batch, scale,
+      soft_cap, sinks);
   return out;
 }
 
@@ -241,6 +244,12 @@ TORCH_LIBRARY_FRAGMENT(PAGED_LIBRARY, m) {
       "paged_attention(Tensor q, Tensor key_cache, Tensor value_cache, Tensor block_tables, Tensor query_start, "
       "Tensor context_lens, float scale, int window, float soft_cap, Tensor? sinks, Tensor[] segments) -> Tensor",
       &paged_attention);
+  m.def(
+      "attend_projected(Tensor qkv, Tensor? query_norm, Tensor? key_norm, float epsilon, Tensor? cos, Tensor? sin, "
+      "bool interleaved, Tensor slots, Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor block_tables, "
+      "Tensor query_start, Tensor context_lens, float scale, int window, float soft_cap, Tensor? sinks, "
+      "Tensor[] segments) -> Tensor",
+      &attend_projected);
 }
 
 }  // namespace paged

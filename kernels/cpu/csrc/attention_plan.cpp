@@ -38,7 +38,8 @@ void Plan::add_rows(const Batch& batch) {
         if (high <= 0) {
           blank_tokens.push_back(static_cast<int32_t>(token));
         } else if (low < high) {
-          queries.push_back({static_cast<int32_t>(token), static_cast<int32_t>(low), static_cast<int32_t>(high), -1});
+          queries.push_back({static_cast<int32_t>(token), static_cast<int32_t>(low), static_cast<int32_t>(high), -1,
+                             last - first == 1});
         }
       }
       add(batch, table, own, context, first_query);
@@ -61,7 +62,7 @@ void Plan::add_segments(const Batch& batch) {
         const int64_t low = std::max<int64_t>(begin, batch.window ? context - batch.window : 0);
         if (low < high)
           queries.push_back(
-              {batch.query_start[rows[j]], static_cast<int32_t>(low), static_cast<int32_t>(high), -1});
+              {batch.query_start[rows[j]], static_cast<int32_t>(low), static_cast<int32_t>(high), -1, true});
       }
       add(batch, batch.tables + rows[0] * batch.table_stride, begin, end, first_query);
     }
@@ -116,6 +117,11 @@ void Plan::number_slots(const Batch& batch) {
     num_slots += num_parts_[token];
   }
   merge_start.push_back(num_slots);
+  in_one_unit_.assign(batch.num_tokens, 0);
+  for (const QueryToken& query : queries) in_one_unit_[query.token] = query.alone && num_parts_[query.token] == 1;
+  early_tokens.clear();
+  for (int64_t token = 0; token < batch.num_tokens; ++token)
+    if (!in_one_unit_[token]) early_tokens.push_back(static_cast<int32_t>(token));
   if (num_slots == 0) return;
   std::vector<QueryToken> numbered;
   for (Unit& unit : units) {

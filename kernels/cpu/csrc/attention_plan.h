@@ -10,6 +10,7 @@ namespace paged {
 // partial result where a token's context is in several units; -1 where the unit's result is the token's.
 struct QueryToken {
   int32_t token, low, high, slot;
+  bool alone;  // its row has no other query in this call
 };
 
 // Query tokens that see positions [begin, end) of one table.
@@ -39,6 +40,8 @@ struct Plan {
   // Tokens whose context is in several units; of token i the slots are merge_start[i] : merge_start[i + 1].
   std::vector<int32_t> merged_tokens, merge_start;
   int32_t num_slots = 0;
+  // Tokens that are not both alone and wholly in one unit: what is to be known of them must be so before any unit begins.
+  std::vector<int32_t> early_tokens;
 
   // Units are made small enough that `num_threads` threads have about as much to do each.
   void make(const Batch& batch, int num_threads);
@@ -51,6 +54,7 @@ struct Plan {
   void number_slots(const Batch& batch);
 
   std::vector<Unit> whole_;
+  std::vector<char> in_one_unit_;
   std::vector<int32_t> num_parts_, slot_of_token_;
 };
 

@@ -1,0 +1,120 @@
+// Heads of a step's tokens as floats: as they are given, or as a projection's output becomes them by norm and rotation.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "simd.h"
+
+namespace paged {
+
+inline void widen(const float* from, int64_t count, float* to) { std::memcpy(to, from, count * sizeof(float)); }
+inline void widen(const uint16_t* from, int64_t count, float* to) {
+  for (int64_t i = 0; i < count; ++i) to[i] = from_bf16(from[i]);
+}
+inline void widen(const c10::Half* from, int64_t count, float* to) {
+  for (int64_t i = 0; i < count; ++i) to[i] = static_cast<float>(from[i]);
+}
+
+inline void narrow(const float* from, int64_t count, float* to) { std::memcpy(to, from, count * sizeof(float)); }
+inline void narrow(const float* from, int64_t count, uint16_t* to) {
+  for (int64_t i = 0; i < count; ++i) to[i] = to_bf16(from[i]);
+}
+
+// Heads in memory: `[num_tokens, num_heads, dim]`, of fp32, bf16 or fp16, the last dimension's elements side by side.
+struct Heads {
+  const char* data;
+  c10::ScalarType dtype;
+  int64_t token_stride, head_stride, dim;  // strides in elements
+
+  explicit Heads(const at::Tensor& tensor)
+      : data(static_cast<const char*>(tensor.const_data_ptr())),
+        dtype(tensor.scalar_type()),
+        token_stride(tensor.stride(0)),
+        head_stride(tensor.stride(1)),
+        dim(tensor.size(2)) {}
+
+  // Calls `use(pointer to the head's first element)`; bf16 as uint16_t.
+  template <class Use>
+  void with(int64_t token, int64_t head, const Use& use) const {
+    const int64_t offset = token * token_stride + head * head_stride;
+    if (dtype == c10::kFloat) return use(reinterpret_cast<const float*>(data) + offset);
+    if (dtype == c10::kBFloat16) return use(reinterpret_cast<const uint16_t*>(data) + offset);
+    use(reinterpret_cast<const c10::Half*>(data) + offset);
+  }
+
+  void load(int64_t token, int64_t head, float* to) const {
+    with(token, head, [&](const auto* from) { widen(from, dim, to); });
+  }
+};
+
+// Rotary embedding: pairs of a head's first `dim` numbers are turned by their angle.
+struct Rotation {
+  const float *cos, *sin;  // [num_tokens, dim]; null: nothing is turned
+  int64_t dim;
+  bool interleaved;  // pairs are neighbours; else half of `dim` apart
+
+  void apply(int64_t token, float* head) const {
+    if (cos == nullptr) return;
+    const float *c = cos + token * dim, *s = sin + token * dim;
+    if (interleaved) {
+      for (int64_t i = 0; i < dim; i += 2) {
+        const float a = head[i], b = head[i + 1];
+        head[i] = a * c[i] - b * s[i];
+        head[i + 1] = b * c[i + 1] + a * s[i + 1];
+      }
+      return;
+    }
+    const int64_t half = dim / 2;
+    float* other = head + half;
+#pragma GCC ivdep
+    for (int64_t i = 0; i < half; ++i) {
+      const float a = head[i], b = other[i];
+      head[i] = a * c[i] - b * s[i];
+      other[i] = b * c[half + i] + a * s[half + i];
+    }
+  }
+};
+
+// `head` over its root mean square, times `weight`.
+inline void rms_norm(float* head, int64_t dim, const float* weight, float epsilon) {
+  Vec squares(0.f);
+  int64_t i = 0;
+  for (; i + kLanes <= dim; i += kLanes) {
+    const Vec x = Vec::loadu(head + i);
+    squares = at::vec::fmadd(x, x, squares);
+  }
+  float sum = sum_of(squares);
+  for (; i < dim; ++i) sum += head[i] * head[i];
+  const float factor = 1.f / std::sqrt(sum / static_cast<float>(dim) + epsilon);
+  for (i = 0; i < dim; ++i) head[i] = head[i] * factor * weight[i];
+}
+
+// The output of a layer's merged projection, as heads of queries, then of keys, then of values.
+struct Projected {
+  Heads heads;
+  int64_t num_heads, num_kv_heads;
+  const float *query_norm, *key_norm;  // weights [dim]; null: no norm
+  float epsilon;
+  Rotation rotation;
+
+  void query(int64_t token, int64_t head, float* to) const {
+    heads.load(token, head, to);
+    finish(token, query_norm, to);
+  }
+  void key(int64_t token, int64_t head, float* to) const {
+    heads.load(token, num_heads + head, to);
+    finish(token, key_norm, to);
+  }
+  void value(int64_t token, int64_t head, float* to) const { heads.load(token, num_heads + num_kv_heads + head, to); }
+
+ private:
+  void finish(int64_t token, const float* norm, float* head) const {
+    if (norm != nullptr) rms_norm(head, heads.dim, norm, epsilon);
+    rotation.apply(token, head);
+  }
+};
+
+}  // namespace paged
