@@ -151,7 +151,7 @@ class NativeKernels:
             )
         check_tensor("slots", slots, (len(qkv),), (torch.int64,), key_cache.device)
         heads = _dense(qkv).unflatten(1, (-1, projection.head_dim))
-        check_batch(heads[:, : projection.num_heads], num_kv_heads, *batch, window, soft_cap, sinks)
+        check_batch(heads[:, : projection.num_heads], num_kv_heads, *batch, window, soft_cap, sinks, shared)
         attended: torch.Tensor = self._ops.attend_projected(
             heads,
             projection.norm_weight(projection.query_norm),
