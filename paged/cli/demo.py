@@ -8,11 +8,9 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-import grpc
-import grpc.aio
 from rich.console import Console
 
-from paged.cli.processes import DemoFailed, Service, while_alive, written
+from paged.cli.processes import DemoFailed, Service, serving, while_alive, written
 from paged.cli.show import Board, board
 from paged.client import Client
 from paged.v1 import control_pb2, inference_pb2
@@ -88,29 +86,16 @@ async def _start(console: Console, services: list[Service], directory: Path, exe
         directory / "executor.log",
     )
     services.append(executor)
-    ready = while_alive(written(endpoint_file, EXECUTOR_READY_S), *services)
-    endpoint = await _waiting(console, "the executor, which loads the model", ready)
+    loaded = while_alive(written(endpoint_file, EXECUTOR_READY_S), *services)
+    endpoint = await _waiting(console, "the executor, which loads the model", loaded)
     scheduler = await Service.start(
         "scheduler_svc",
         ["--listen-address", "127.0.0.1:0", "--address-file", str(address_file), "--executor-endpoint", endpoint],
         directory / "scheduler.log",
     )
     services.append(scheduler)
-    serving = while_alive(_serving(address_file), *services)
-    return await _waiting(console, "the scheduler", serving)
-
-
-async def _serving(address_file: Path) -> str:
-    from grpc_health.v1 import health_pb2, health_pb2_grpc
-
-    address = await written(address_file, SCHEDULER_READY_S)
-    request = health_pb2.HealthCheckRequest(service="paged.v1.InferenceService")
-    async with grpc.aio.insecure_channel(address) as channel:
-        stub: Any = health_pb2_grpc.HealthStub(channel)
-        async for answer in stub.Watch(request, timeout=SCHEDULER_READY_S):
-            if answer.status == health_pb2.HealthCheckResponse.SERVING:
-                return address
-    raise DemoFailed("the scheduler stopped before it was ready")
+    ready = while_alive(serving(address_file, SCHEDULER_READY_S), *services)
+    return await _waiting(console, "the scheduler", ready)
 
 
 async def _ask(console: Console, address: str, max_tokens: int) -> None:

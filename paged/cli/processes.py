@@ -6,6 +6,8 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+import grpc.aio
+
 T = TypeVar("T")
 
 TAIL_LINES = 20
@@ -38,6 +40,10 @@ class Service:
                 stderr=log,
             )
         return cls(module, process, log_path)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     async def death(self) -> str:
         """Waits for the end of the process; says how it ended, with the last lines of its log."""
@@ -83,3 +89,17 @@ async def written(path: Path, timeout_s: float) -> str:
     except TimeoutError:
         raise DemoFailed(f"nothing was ready within {timeout_s:g} s") from None
     return path.read_text().strip()
+
+
+async def serving(address_file: Path, timeout_s: float) -> str:
+    """The address of a scheduler that takes requests, once it does. Raises DemoFailed if it does not in time."""
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    address = await written(address_file, timeout_s)
+    request = health_pb2.HealthCheckRequest(service="paged.v1.InferenceService")
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        async for answer in stub.Watch(request, timeout=timeout_s):
+            if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                return address
+    raise DemoFailed("the scheduler stopped before it was ready")
