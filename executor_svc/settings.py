@@ -42,7 +42,7 @@ class ExecutorSettings(BaseSettings):
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the model.")
     cache_dir: Path = Field(
         Path("~/.cache/paged"),
-        description="Directory for models converted from other formats (GGUF), and for compiled kernels.",
+        description="Directory for models converted from other formats (GGUF), tokenizers and compiled kernels.",
     )
     cpu_kernels: Literal["auto", "amx", "avx512_bf16", "avx512", "avx2", "neon", "reference"] = Field(
         "auto",

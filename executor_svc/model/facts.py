@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import structlog
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel
 
+from executor_svc.model.ready_tokenizer import TokenizerFacts
 from executor_svc.model.refusal import ModelRefused
 from paged.v1 import executor_pb2
 
@@ -19,7 +20,7 @@ _MIB = 1 << 20
 
 def gather_facts(
     model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: TokenizerFacts,
     directory: Path,
     *,
     served_name: str,
@@ -45,7 +46,7 @@ def gather_facts(
     )
 
 
-def vocab_size(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+def vocab_size(model: PreTrainedModel, tokenizer: TokenizerFacts) -> int:
     """Ids that the model can read and write and the tokenizer has a text for.
 
     Heads are often padded to a round width, and tokenizers may have had tokens added that the model has not.
@@ -53,7 +54,7 @@ def vocab_size(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> in
     head, stated = model.get_output_embeddings(), model.config.get_text_config().vocab_size
     width = stated if head is None else head.weight.shape[0]
     readable = getattr(model.get_input_embeddings(), "num_embeddings", stated)
-    return min(width, readable, max(tokenizer.get_vocab().values(), default=-1) + 1)
+    return min(width, readable, tokenizer.num_ids)
 
 
 def model_len(config: PreTrainedConfig, wanted: int | None) -> int:

@@ -12,7 +12,6 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from executor_svc.loaded import LoadedModel
 from executor_svc.model import attention, loading, quantized, rotary
-from executor_svc.model.bundle import make_bundle
 from executor_svc.model.checkpoint import check_directory
 from executor_svc.model.cuda_graphs import record_graphs
 from executor_svc.model.device import check_dtype, rank_device, refusing_out_of_memory
@@ -22,6 +21,7 @@ from executor_svc.model.memory import KVMemory, block_bytes, choose_num_blocks, 
 from executor_svc.model.parallel.group import ALONE, Group, ProcessGroup
 from executor_svc.model.parallel.runner import FollowingRunner, LeadingRunner
 from executor_svc.model.proof import ProvenLayer, prove
+from executor_svc.model.ready_tokenizer import load_ready
 from executor_svc.model.rehearsal import rehearse
 from executor_svc.model.runner import ModelRunner
 from executor_svc.model.step_profile import measure_step_bytes
@@ -64,8 +64,7 @@ def _load(settings: ExecutorSettings, device: torch.device, group: Group) -> Loa
         directory = loading.find_directory(name, settings.cache_dir, trust_remote_code=trust)
         stored = check_directory(directory)
         config = loading.load_config(directory, trust_remote_code=trust)
-        tokenizer = loading.load_tokenizer(directory, trust_remote_code=trust)
-    bundle = make_bundle(directory, tokenizer)
+        tokenizer = load_ready(directory, settings.cache_dir, trust_remote_code=trust)
     quantized.prepare(directory, config, stored)
     saved_bytes = sum(tensor.num_bytes for tensor in stored.values()) // group.ranks.size
     model = _load_weights(directory, config, settings, device, saved_bytes, group)
@@ -77,7 +76,8 @@ def _load(settings: ExecutorSettings, device: torch.device, group: Group) -> Loa
     rehearse(model, layers, max_model_len, kernels)
     switch_len = rope_switch_len(model.config, max_model_len)
     long_tokens = rotary.install(model, switch_len)
-    served = _Served(model, layers, kernels, vocab_size(model, tokenizer), long_tokens, switch_len, settings, group)
+    num_ids = vocab_size(model, tokenizer.facts)
+    served = _Served(model, layers, kernels, num_ids, long_tokens, switch_len, settings, group)
 
     num_blocks = choose_num_blocks(
         served.block_bytes,
@@ -98,7 +98,7 @@ def _load(settings: ExecutorSettings, device: torch.device, group: Group) -> Loa
         warm_up_ms = warm_up(runner, room, compiles=device.type == "cuda")
     facts = gather_facts(
         model,
-        tokenizer,
+        tokenizer.facts,
         directory,
         served_name=settings.served_name or loading.name_of(name),
         max_model_len=max_model_len,
@@ -115,7 +115,7 @@ def _load(settings: ExecutorSettings, device: torch.device, group: Group) -> Loa
         max_model_len=max_model_len,
         warm_up_ms=warm_up_ms,
     )
-    return LoadedModel(runner, facts, bundle, num_blocks, warm_up_ms)
+    return LoadedModel(runner, facts, tokenizer.bundle, num_blocks, warm_up_ms)
 
 
 def _load_weights(

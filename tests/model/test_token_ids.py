@@ -11,6 +11,7 @@ from transformers import AutoTokenizer, LogitsProcessor, LogitsProcessorList
 
 from executor_svc.model.facts import gather_facts
 from executor_svc.model.load import load
+from executor_svc.model.ready_tokenizer import make_ready
 from tests.margin import reference_model
 from tests.model.conftest import MAX_ROWS, settings_for
 from tests.model.driver import Driver, Sequence, row_sampling
@@ -119,7 +120,7 @@ def test_a_text_ends_at_the_end_tokens_of_all_files(directory, in_config, in_gen
     set_entry(directory / "tokenizer_config.json", "eos_token", in_tokenizer)
     stated = {token for value in (config, generation) for token in (value if isinstance(value, list) else [value])}
     model = reference_model(directory)
-    tokenizer = AutoTokenizer.from_pretrained(directory)
+    tokenizer = make_ready(directory, trust_remote_code=False).facts
     facts = gather_facts(model, tokenizer, directory, served_name="", max_model_len=64, block_size=4)
     assert set(facts.eos_token_ids) - {257} == stated - {None, MISSING}
     assert (257 in facts.eos_token_ids) == (in_tokenizer is not None)
@@ -145,6 +146,6 @@ def test_end_tokens_inside_of_a_nested_configuration_count(tmp_path):
 @pytest.mark.parametrize("nonsense", [[10_000], ["5"], "5", True, [[5]], -1, 5.0])
 def test_end_tokens_that_are_no_ids_of_the_model_are_left_out(directory, nonsense):
     set_entry(directory / "generation_config.json", "eos_token_id", nonsense)
-    tokenizer, model = AutoTokenizer.from_pretrained(directory), reference_model(directory)
+    tokenizer, model = make_ready(directory, trust_remote_code=False).facts, reference_model(directory)
     facts = gather_facts(model, tokenizer, directory, served_name="", max_model_len=64, block_size=4)
     assert list(facts.eos_token_ids) == [257]
