@@ -20,7 +20,7 @@ from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from executor_svc.model import gguf
 from executor_svc.model.parallel.group import ALONE, Group
-from executor_svc.model.parallel.sharding import check_shardable, report_shares
+from executor_svc.model.parallel.sharding import check_shardable, finish
 from executor_svc.model.refusal import ModelRefused, check_complete, reason
 
 log = structlog.get_logger(__name__)
@@ -140,7 +140,7 @@ def load_model(
     model.to(device)  # type: ignore[arg-type]  # its signature is hidden by a wrapper
     model.eval().requires_grad_(False)
     if spread:
-        report_shares(model)
+        finish(model)
         group.wait_for_all()
     _check_runs(directory, model)
     return model

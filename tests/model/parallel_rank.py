@@ -8,9 +8,11 @@ import os
 import sys
 from dataclasses import replace
 
+import torch
 import torch.distributed.distributed_c10d as c10d
 
 from executor_svc.model.load import load_share
+from executor_svc.model.parallel.shares import SummedLinear
 from executor_svc.ranks import Ranks
 from tests.model.conftest import MAX_ROWS, Model, random_ids, settings_for
 from tests.model.driver import Driver, row_sampling
@@ -29,6 +31,8 @@ def main() -> None:
             continue
         model = Model(directory, ranks=ranks)
         try:
+            if directory.endswith("llama"):
+                assert_plain(model.loaded.runner._own.forward.model)
             judge(model)
         except AssertionError as error:
             error.add_note(directory)
@@ -59,6 +63,15 @@ def judge(model: Model) -> None:
     driver.run([parent, child], NUM_OUTPUTS)
     assert_margin(model, sequence, num_outputs=NUM_OUTPUTS)
     assert len(fork.outputs) == NUM_OUTPUTS
+
+
+def assert_plain(model: torch.nn.Module) -> None:
+    """All its layers are ordinary ones, of half the heads and half the width."""
+    layer = model.model.layers[0]
+    assert {type(parameter) for parameter in model.model.layers.parameters()} == {torch.nn.Parameter}
+    assert isinstance(layer.mlp.down_proj, SummedLinear)
+    assert list(layer.self_attn.k_proj.weight.shape) == [16, 64]
+    assert "forward" not in vars(layer.self_attn.k_proj)
 
 
 def refuse_pickle(*_: object) -> None:

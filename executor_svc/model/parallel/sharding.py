@@ -8,6 +8,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from executor_svc.model.parallel.shares import make_plain
 from executor_svc.model.refusal import ModelRefused
 
 log = structlog.get_logger(__name__)
@@ -42,12 +43,13 @@ def check_shardable(directory: Path, config: PreTrainedConfig, num_ranks: int) -
                 )
 
 
-def report_shares(model: PreTrainedModel) -> None:
-    """Tell how much of the model each rank holds; warn where that is nearly all."""
+def finish(model: PreTrainedModel) -> None:
+    """Of a model just loaded: make its linear layers ordinary ones where that can be, and tell how much of it each rank
+    holds; warn where that is nearly all."""
     own = sum(_local(parameter).numel() for parameter in model.parameters())
     share = own / max(1, sum(parameter.numel() for parameter in model.parameters()))
     tell = log.warning if share > _LITTLE else log.info
-    tell("model_spread", weights_per_rank=round(share, 3))
+    tell("model_spread", weights_per_rank=round(share, 3), plain_layers=make_plain(model))
 
 
 def _local(parameter: torch.Tensor) -> torch.Tensor:
