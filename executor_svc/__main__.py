@@ -14,7 +14,7 @@ from executor_svc import logs
 from executor_svc.loaded import LoadedModel
 from executor_svc.model.refusal import ModelRefused
 from executor_svc.process import FollowerSignals, Stopper, die_with_parent, leave_at_once, write_whole
-from executor_svc.ranks import Ranks, RanksUnclear
+from executor_svc.ranks import Ranks, RanksLost, RanksUnclear
 from executor_svc.router import EndpointTaken, Router
 from executor_svc.service import PROBE_S, Service
 from executor_svc.settings import ExecutorSettings, parse, refuse
@@ -99,6 +99,9 @@ def _follow(settings: ExecutorSettings, ranks: Ranks) -> int:
     log.info("following")
     try:
         follower.follow()
+    except RanksLost as error:
+        log.error("rank_failed", reason=str(error))
+        return 1
     except Exception as error:
         log.exception("rank_failed", reason=str(error))
         return 1

@@ -8,6 +8,10 @@ class RanksUnclear(ValueError):
     """The environment does not say which process this is."""
 
 
+class RanksLost(RuntimeError):
+    """The ranks are no longer in one state, or some are gone: this executor is lost."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ranks:
     """Process `rank` of `size`, and of the `local_size` on this machine number `local_rank`; started anew by torchrun

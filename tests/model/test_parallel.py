@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -17,37 +17,41 @@ from executor_svc.model.refusal import ModelRefused
 from executor_svc.ranks import Ranks
 from tests.model.families import SERVED, tiny_config
 from tests.model.test_device import WORKING, machine
-from tests.tiny_models import TINY_DECODER, save_model
+from tests.tiny_models import TINY_DECODER, save_model, save_tiny
 
 # Two of them are spread in a way of their own: phi3 has q, k and v in one weight, gpt_oss all heads on every rank.
 FAMILIES = ["llama", "qwen3", "mistral", "gemma3_text", "qwen3_moe", "phi3", "gpt_oss", "deepseek_v3"]
 TWO = Ranks(1, 2, 1, 2)
 
 
-def serve_in_two_processes(directories: Iterable[Path]) -> None:
+def run_two(commands: Sequence[Sequence[str]]) -> list[tuple[int, str]]:
+    """Exit code and output of each rank."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     shared |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.model.parallel_rank", *map(str, directories)]
     processes = [
         subprocess.Popen(
-            command,
+            [sys.executable, *command],
             env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for rank in range(2)
+        for rank, command in enumerate(commands)
     ]
     try:
-        said = processes[0].communicate(timeout=600)[0]
-        assert processes[0].returncode == 0, said[-4000:]
-        said = processes[1].communicate(timeout=60)[0]
-        assert processes[1].returncode == 0, said[-4000:]
+        said = [process.communicate(timeout=600)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
             process.wait()
+    return [(process.returncode, text) for process, text in zip(processes, said, strict=True)]
+
+
+def serve_in_two_processes(directories: Iterable[Path]) -> None:
+    command = ["-m", "tests.model.parallel_rank", *map(str, directories)]
+    for code, said in run_two([command, command]):
+        assert code == 0, said[-4000:]
 
 
 def two_headed(family: str) -> transformers.PreTrainedConfig:
@@ -68,6 +72,17 @@ def shardable(config: transformers.PreTrainedConfig) -> bool:
 
 def test_families_are_served_as_by_one_process(tmp_path: Path) -> None:
     serve_in_two_processes([save_model(tmp_path / family, two_headed(family)) for family in FAMILIES])
+
+
+def test_a_rank_that_cannot_go_on_alone_ends_the_others_with_a_reason(tmp_path: Path) -> None:
+    """Rank 1 is asked for more blocks than there is memory for, and rank 0 for a few."""
+    model = save_tiny(tmp_path, "llama")
+    command = ["-m", "executor_svc", "--model", str(model), "--endpoint", f"ipc://{tmp_path}/plans", "--num-blocks"]
+    (code, said), (other_code, other_said) = run_two([[*command, "40"], [*command, str(1 << 24)]])
+    assert (code, other_code) == (1, 1)
+    assert "set num_blocks or kv_memory to fit" in other_said
+    assert "another one is gone; its log says why" in said
+    assert "Traceback" not in said + other_said
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ class Group(Protocol):
     ranks: Ranks
 
     def wait_for_all(self) -> None:
-        """Until all ranks have come here."""
+        """Until all ranks have come here, while they load."""
 
     def first_here(self) -> contextlib.AbstractContextManager[None]:
         """What is inside, one process of each machine does first; it may leave files that the others find."""
@@ -91,7 +91,13 @@ class ProcessGroup:
             ) from error
 
     def wait_for_all(self) -> None:
-        dist.monitored_barrier(self._control, timeout=LOADING_TIMEOUT)
+        """Raises ModelRefused where one has ended."""
+        try:
+            dist.monitored_barrier(self._control, timeout=LOADING_TIMEOUT)
+        except RuntimeError as error:
+            raise ModelRefused(
+                f"rank {self.ranks.rank} is ready to go on, but another one is gone; its log says why ({reason(error)})"
+            ) from error
 
     @contextlib.contextmanager
     def first_here(self) -> Iterator[None]:

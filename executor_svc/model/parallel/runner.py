@@ -13,6 +13,7 @@ import structlog
 
 from executor_svc.model.parallel.codec import decode, encode
 from executor_svc.model.parallel.group import ProcessGroup
+from executor_svc.ranks import RanksLost
 from executor_svc.step import Int32s, RowStart, Runner, Step, StepOutput
 from paged.v1 import executor_pb2
 
@@ -20,10 +21,6 @@ log = structlog.get_logger(__name__)
 
 _CLOSE = "close"
 _T = TypeVar("_T")
-
-
-class RanksLost(RuntimeError):
-    """The ranks are no longer in one state, or some are gone: this executor is lost."""
 
 
 class LeadingRunner:
@@ -89,9 +86,13 @@ class FollowingRunner:
         self._group = group
 
     def follow(self) -> None:
-        """Returns when rank 0 closes. Whatever is raised means that this executor is lost."""
+        """Returns when rank 0 closes. Whatever is raised means that the executor is lost; RanksLost, that rank 0 is."""
         while True:
-            name, *arguments = decode(self._group.hear())
+            try:
+                heard = self._group.hear()
+            except RuntimeError as error:
+                raise RanksLost(f"rank 0 ended without a word: {error}") from error
+            name, *arguments = decode(heard)
             if name == _CLOSE:
                 self._group.close()
                 return
