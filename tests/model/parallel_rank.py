@@ -6,6 +6,7 @@ comes of it; it ends with a traceback where a model is served wrong.
 
 import os
 import sys
+import traceback
 from dataclasses import replace
 
 import torch
@@ -80,4 +81,9 @@ def refuse_pickle(*_: object) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except BaseException:  # noqa: BLE001 - told and passed on as the exit code
+        traceback.print_exc()  # torch's own way of telling puts the rank before each line, once more for each model
+        sys.stderr.flush()
+        os._exit(1)

@@ -88,7 +88,8 @@ def test_a_rank_that_cannot_go_on_alone_ends_the_others_with_a_reason(tmp_path: 
 @pytest.mark.slow
 def test_every_family_that_transformers_can_spread_is_served_as_by_one_process(tmp_path: Path) -> None:
     configs = {family: two_headed(family) for family in SERVED}
-    spread = [family for family, config in configs.items() if shardable(config)]
+    # gemma4, the one with pictures, takes a row out of its embedding by hand, which shares have none of; it is refused.
+    spread = [family for family, config in configs.items() if family != "gemma4" and shardable(config)]
     assert len(spread) > 50
     serve_in_two_processes([save_model(tmp_path / family, configs[family]) for family in spread])
 
