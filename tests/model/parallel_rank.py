@@ -1,7 +1,7 @@
 """One of the processes that serve models together, one model after another; started by `test_parallel`.
 
-`python -m tests.model.parallel_rank DIRECTORY...` with torchrun's variables. Rank 0 drives each model and judges what
-comes of it; it ends with a traceback where a model is served wrong.
+`python -m tests.model.parallel_rank DTYPE:DIRECTORY...` with torchrun's variables. Rank 0 drives each model and
+judges what comes of it; it ends with a traceback where a model is served wrong.
 """
 
 import os
@@ -15,29 +15,34 @@ import torch.distributed.distributed_c10d as c10d
 from executor_svc.model.load import load_share
 from executor_svc.model.parallel.shares import SummedLinear
 from executor_svc.ranks import Ranks
+from tests.margin import reference_logits, reference_model
 from tests.model.conftest import MAX_ROWS, Model, random_ids, settings_for
-from tests.model.driver import Driver, row_sampling
+from tests.model.driver import Driver, Sequence, row_sampling
 from tests.model.test_families import NUM_OUTPUTS, SITUATIONS
 from tests.model.test_margin import assert_margin, greedy
 from tests.model.test_prompt_logprobs import assert_as_transformers, entries_of, scored
+from tests.tiny_models import VOCAB_SIZE
+
+ROUNDING_OF_SHARES = 1.15  # sums are rounded once more, in each rank
 
 
 def main() -> None:
     c10d._object_to_tensor = c10d._tensor_to_object = refuse_pickle
     started = Ranks.of_environment(os.environ)
-    for number, directory in enumerate(sys.argv[1:]):
+    for number, argument in enumerate(sys.argv[1:]):
+        dtype, _, directory = argument.partition(":")
         ranks = replace(started, attempt=number)
         if ranks.rank:
-            load_share(settings_for(directory, num_blocks=500), ranks).follow()
+            load_share(settings_for(directory, dtype=dtype, num_blocks=500), ranks).follow()
             continue
-        model = Model(directory, ranks=ranks)
+        model = Model(directory, getattr(torch, dtype), ranks)
         assert model.loaded.num_blocks == 500, "what the rank with the least has"
         try:
             if directory.endswith("llama"):
                 assert_plain(model.loaded.runner._own.forward.model)
-            judge(model)
+            (judge if dtype == "float32" else judge_rounding)(model)
         except AssertionError as error:
-            error.add_note(directory)
+            error.add_note(argument)
             raise
         model.loaded.close()
 
@@ -65,6 +70,26 @@ def judge(model: Model) -> None:
     driver.run([parent, child], NUM_OUTPUTS)
     assert_margin(model, sequence, num_outputs=NUM_OUTPUTS)
     assert len(fork.outputs) == NUM_OUTPUTS
+
+
+def judge_rounding(model: Model) -> None:
+    """All log-probabilities of a few prompts, beside transformers' in fp32: as near as transformers' in 16 bits are."""
+    exact = reference_model(model.reference.name_or_path)
+    served, own = [], []
+    for prompt in (random_ids(seed, 24) for seed in range(6)):
+        right, rounded = (
+            torch.log_softmax(reference_logits(reference, prompt).double(), -1)[:-1]
+            for reference in (exact, model.reference)
+        )
+        driver = Driver(model.loaded, MAX_ROWS)
+        driver.start(Sequence(prompt, len(prompt), row_sampling(prompt_logprobs=VOCAB_SIZE)))
+        driver.step()
+        columns = driver.prompt_logprobs
+        ids, values = (torch.from_numpy(column).view(len(right), -1) for column in (columns.ids, columns.values))
+        served.append(torch.zeros_like(right).scatter_(1, ids.long(), values.double()) - right)
+        own.append(rounded - right)
+    of_served, of_own = (torch.cat(errors).square().mean().sqrt() for errors in (served, own))
+    assert of_served <= ROUNDING_OF_SHARES * of_own
 
 
 def assert_plain(model: torch.nn.Module) -> None:

@@ -21,6 +21,7 @@ from tests.tiny_models import TINY_DECODER, save_model, save_tiny
 
 # Two of them are spread in a way of their own: phi3 has q, k and v in one weight, gpt_oss all heads on every rank.
 FAMILIES = ["llama", "qwen3", "mistral", "gemma3_text", "qwen3_moe", "phi3", "gpt_oss", "deepseek_v3"]
+ROUNDED = ["llama", "qwen3", "mistral", "gemma3_text"]
 TWO = Ranks(1, 2, 1, 2)
 
 
@@ -48,8 +49,9 @@ def run_two(commands: Sequence[Sequence[str]]) -> list[tuple[int, str]]:
     return [(process.returncode, text) for process, text in zip(processes, said, strict=True)]
 
 
-def serve_in_two_processes(directories: Iterable[Path]) -> None:
-    command = ["-m", "tests.model.parallel_rank", *map(str, directories)]
+def serve_in_two_processes(models: Iterable[tuple[str, Path]]) -> None:
+    """`models` are types and directories."""
+    command = ["-m", "tests.model.parallel_rank", *(f"{dtype}:{directory}" for dtype, directory in models)]
     for code, said in run_two([command, command]):
         assert code == 0, said[-4000:]
 
@@ -71,7 +73,11 @@ def shardable(config: transformers.PreTrainedConfig) -> bool:
 
 
 def test_families_are_served_as_by_one_process(tmp_path: Path) -> None:
-    serve_in_two_processes([save_model(tmp_path / family, two_headed(family)) for family in FAMILIES])
+    """In fp32 by the margin rule; in bf16 their rounding is that of transformers."""
+    models = {family: save_model(tmp_path / family, two_headed(family)) for family in FAMILIES}
+    serve_in_two_processes(
+        [("float32", model) for model in models.values()] + [("bfloat16", models[family]) for family in ROUNDED]
+    )
 
 
 def test_a_rank_that_cannot_go_on_alone_ends_the_others_with_a_reason(tmp_path: Path) -> None:
@@ -91,7 +97,7 @@ def test_every_family_that_transformers_can_spread_is_served_as_by_one_process(t
     # gemma4, the one with pictures, takes a row out of its embedding by hand, which shares have none of; it is refused.
     spread = [family for family, config in configs.items() if family != "gemma4" and shardable(config)]
     assert len(spread) > 50
-    serve_in_two_processes([save_model(tmp_path / family, configs[family]) for family in spread])
+    serve_in_two_processes([("float32", save_model(tmp_path / family, configs[family])) for family in spread])
 
 
 @pytest.mark.parametrize(
