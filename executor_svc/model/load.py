@@ -20,6 +20,7 @@ from executor_svc.model.free_memory import outside_share
 from executor_svc.model.memory import KVMemory, block_bytes, choose_num_blocks, fit_model_len, step_bytes, useful_blocks
 from executor_svc.model.parallel.group import ALONE, Group, ProcessGroup
 from executor_svc.model.parallel.runner import FollowingRunner, LeadingRunner
+from executor_svc.model.progress import Progress, shown_progress, silent, transformers_told
 from executor_svc.model.proof import ProvenLayer, prove
 from executor_svc.model.ready_tokenizer import load_ready
 from executor_svc.model.rehearsal import rehearse
@@ -34,6 +35,7 @@ log = structlog.get_logger(__name__)
 
 SMALLER_WEIGHTS = "take a smaller or quantised model, or set dtype to a 16-bit type"
 LESS_KV_MEMORY = "set num_blocks or kv_memory to less, or lower memory_share"
+CHECKING = "checking the model"
 SMALLER_STEPS = "lower tokens_per_step, max_rows or memory_share"
 
 
@@ -42,10 +44,11 @@ def load(settings: ExecutorSettings, ranks: Ranks = ONE) -> LoadedModel:
     ModelRefused."""
     loading.refuse_foreign_kernels()
     device = rank_device(settings.device, ranks)
-    if ranks.size == 1:
-        return _load(settings, device, ALONE)
-    group = ProcessGroup(ranks, device, settings.rank_timeout_s)
-    model = _load(settings, device, group)
+    group = ALONE if ranks.size == 1 else ProcessGroup(ranks, device, settings.rank_timeout_s)
+    with shown_progress() as progress:
+        model = _load(settings, device, group, progress)
+    if not isinstance(group, ProcessGroup):
+        return model
     runner = LeadingRunner(model.runner, group)
     return replace(model, runner=runner, close=runner.close)
 
@@ -55,10 +58,10 @@ def load_share(settings: ExecutorSettings, ranks: Ranks) -> FollowingRunner:
     loading.refuse_foreign_kernels()
     device = rank_device(settings.device, ranks)
     group = ProcessGroup(ranks, device, settings.rank_timeout_s)
-    return FollowingRunner(_load(settings, device, group).runner, group)
+    return FollowingRunner(_load(settings, device, group, silent).runner, group)
 
 
-def _load(settings: ExecutorSettings, device: torch.device, group: Group) -> LoadedModel:
+def _load(settings: ExecutorSettings, device: torch.device, group: Group, progress: Progress) -> LoadedModel:
     name, trust = settings.model or "", settings.trust_remote_code
     with group.first_here():
         directory = loading.find_directory(name, settings.cache_dir, trust_remote_code=trust)
@@ -67,13 +70,17 @@ def _load(settings: ExecutorSettings, device: torch.device, group: Group) -> Loa
         tokenizer = load_ready(directory, settings.cache_dir, trust_remote_code=trust)
     quantized.prepare(directory, config, stored)
     saved_bytes = sum(tensor.num_bytes for tensor in stored.values()) // group.ranks.size
-    model = _load_weights(directory, config, settings, device, saved_bytes, group)
+    with transformers_told(progress, "loading weights"):
+        model = _load_weights(directory, config, settings, device, saved_bytes, group)
     max_model_len = model_len(model.config, settings.max_model_len)
     kernels = backend(device, cpu_kernels=settings.cpu_kernels, cache_dir=settings.cache_dir)
     if kernels.note:
         log.warning("native_kernels_not_used", reason=kernels.note)
+    progress(CHECKING, 0, 2)
     layers = prove(model, max_model_len)
+    progress(CHECKING, 1, 2)
     rehearse(model, layers, max_model_len, kernels)
+    progress(CHECKING, 2, 2)
     switch_len = rope_switch_len(model.config, max_model_len)
     long_tokens = rotary.install(model, switch_len)
     num_ids = vocab_size(model, tokenizer.facts)
@@ -95,7 +102,7 @@ def _load(settings: ExecutorSettings, device: torch.device, group: Group) -> Loa
     if served.records_graphs:
         record_graphs(runner, device, room.table_width)
     with refusing_out_of_memory("the largest step", device, needed=None, lower=SMALLER_STEPS):
-        warm_up_ms = warm_up(runner, room, compiles=device.type == "cuda")
+        warm_up_ms = warm_up(runner, room, compiles=device.type == "cuda", progress=progress)
     facts = gather_facts(
         model,
         tokenizer.facts,

@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass
 
 from executor_svc.model.made_steps import MadeStep, everything, make_step
+from executor_svc.model.progress import Progress, silent, tracked
 from executor_svc.step import Runner
 
 
@@ -23,7 +24,7 @@ class Room:
         return -(-self.max_model_len // self.block_size)
 
 
-def warm_up(runner: Runner, room: Room, *, compiles: bool) -> int:
+def warm_up(runner: Runner, room: Room, *, compiles: bool, progress: Progress = silent) -> int:
     """Run a step with a long prompt and one with all rows. Returns the longer one's milliseconds, at least 1.
 
     Where kernels are compiled on their first call, each kind of step is run first, and each of the two is timed the
@@ -33,10 +34,13 @@ def warm_up(runner: Runner, room: Room, *, compiles: bool) -> int:
     prompt = min(room.tokens_per_step, room.max_model_len, slots)
     rows = min(room.max_rows, room.tokens_per_step, room.num_blocks - 1)
     largest = [make_step([prompt], room.block_size), make_step([1] * rows, room.block_size)]
-    if compiles:
-        for made in [*_kinds(room), *largest]:
+    untimed = [*_kinds(room), *largest] if compiles else []
+    slowest = 0.0
+    for number, made in enumerate(tracked(progress, "warming up", [*untimed, *largest])):
+        if number < len(untimed):
             made.run(runner)
-    slowest = max(_timed_ms(made, runner) for made in largest)
+        else:
+            slowest = max(slowest, _timed_ms(made, runner))
     runner.reset()
     return max(1, round(slowest))
 
