@@ -96,6 +96,7 @@ def loaded(directory: Path | str, device: torch.device, dtype: str, **settings: 
     """As an executor loads it; but on a CPU with the GPU's kernels in Triton's interpreter, where that can compute."""
     logs.configure("warning", "console")  # on stderr
     values = {"block_size": 16, "max_rows": 16, "tokens_per_step": 2048, **settings}
+    values |= {"cpu_kernels": "reference"}  # on a CPU Triton reads caches that lie as the reference's do
     model = load(ExecutorSettings(model=str(directory), device=device.type, dtype=dtype, **values))  # type: ignore[arg-type]
     if device.type == "cpu" and runner_of(model).forward.model.dtype in checked_dtypes(device):
         for module in runner_of(model).forward.model.modules():
