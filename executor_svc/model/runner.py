@@ -149,7 +149,7 @@ class ModelRunner:
                 self.forward.without_logits(tensors)
                 return None
             if graphs is not None:
-                logits = graphs.run(tensors, len(rows))
+                logits = graphs.run(tensors, step)
             else:
                 logits = self.forward.logits(tensors, tensors["last_tokens"])
             return self._sample(logits, plan, tensors)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import structlog
 import torch
 
-from executor_svc.model.decode_graphs import ladder
+from executor_svc.model.decode_graphs import recordings
 from executor_svc.model.device import refusing_out_of_memory
 from executor_svc.model.made_steps import MadeStep, everything, largest_step, make_step
 from executor_svc.model.runner import ModelRunner
@@ -44,7 +44,7 @@ def measure_step_bytes(
         decode_bytes = _peak_bytes(make_step([1] * max_rows, block_size, num_blocks=num_blocks), runner, device)
     del runner
     _give_back()
-    graph_bytes = decode_bytes + GRAPH_BYTES * len(ladder(max_rows)) if cuda_graphs else 0
+    graph_bytes = decode_bytes + GRAPH_BYTES * len(recordings(max_rows)) if cuda_graphs else 0
     log.info("step_measured", tokens=sum(largest), rows=max_rows, step_bytes=step_bytes, graph_bytes=graph_bytes)
     return step_bytes + graph_bytes
 

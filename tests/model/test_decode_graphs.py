@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from executor_svc.model.cuda_graphs import RecordingNotEnded, record_graphs
-from executor_svc.model.decode_graphs import ladder
+from executor_svc.model.decode_graphs import MIN_SAVED_BLOCKS, ladder, recordings
 from executor_svc.model.refusal import ModelRefused
 from tests.model.conftest import BLOCK_SIZE, MAX_ROWS, Model, random_ids
 from tests.model.driver import Driver, row_sampling
@@ -27,19 +27,20 @@ class Replayed:
     """
 
     def __init__(self, loaded):
-        self.runner, self.sizes = loaded.runner, []
-        remaining = ladder(MAX_ROWS)
+        self.runner, self.sizes, self.shared = loaded.runner, [], []
+        remaining = recordings(MAX_ROWS)[::-1]
 
         def recorder(work):
-            size = remaining.pop()
+            size, shares = remaining.pop()
             work()
-            return lambda: self._replay(size, work)
+            return lambda: self._replay(size, shares, work)
 
         self.runner.record_graphs(recorder, table_width=-(-loaded.facts.max_model_len // BLOCK_SIZE))
         self.graphs, self.runner.graphs = self.runner.graphs, None
 
-    def _replay(self, size, work):
+    def _replay(self, size, shares, work):
         self.sizes.append(size)
+        self.shared += [size] if shares else []
         for first, second in self.runner._memory.layers:
             first[0], second[0] = math.nan, math.inf  # block 0: only padding may look there, after it has written
         work()
@@ -150,6 +151,58 @@ def test_a_prompts_last_token_alone_is_replayed_with_its_own_id(model):
     assert_margin(model, first, second, *others, num_outputs=NUM_OUTPUTS)
 
 
+def generate_sharing(loaded, num_rows: int) -> list:
+    """Rows with a prefix of 6 blocks in common, and each with what those after it have besides, up to two blocks."""
+    driver = Driver(loaded, MAX_ROWS)
+    prefix = random_ids(1, 6 * BLOCK_SIZE)
+    sequences, rows = [], []
+    for i in range(num_rows):
+        before = sequences[-1] if sequences else None
+        num_shared = (6 + 2 * i) * BLOCK_SIZE if i < 3 else 6 * BLOCK_SIZE
+        ids = prefix if before is None else (before.token_ids[:num_shared] if i < 3 else prefix)
+        sequences.append(greedy(ids + random_ids(i + 2, 2 * BLOCK_SIZE + 1)))
+        rows.append(driver.start(sequences[-1], shared_from=before, num_shared=num_shared if before else 0))
+        driver.step(rows=rows[-1:])
+    driver.run(rows, NUM_OUTPUTS)
+    return sequences
+
+
+@pytest.mark.parametrize(("num_rows", "sizes"), [(2, {4}), (3, {4}), (5, {8}), (9, {16})])
+def test_rows_that_share_are_replayed_with_what_they_share(model, num_rows, sizes):
+    """Where little is saved, as steps that share nothing."""
+    expected = generate_sharing(model.loaded, num_rows)
+    for least in (4, MIN_SAVED_BLOCKS):
+        with Replayed(model.loaded) as replayed:
+            replayed.graphs.min_saved_blocks = least
+            for name, column in replayed.graphs._columns.items():
+                if name.startswith("shared"):
+                    column.fill_(2**31 - 1)
+            sequences = generate_sharing(model.loaded, num_rows)
+        assert [sequence.token_ids for sequence in sequences] == [sequence.token_ids for sequence in expected]
+        assert sizes <= set(replayed.shared) if least == 4 else replayed.shared == []
+    assert_margin(model, *sequences, num_outputs=NUM_OUTPUTS)
+
+
+def test_a_step_of_more_segments_than_are_recorded_is_replayed_without(llama):
+    """Four rows, of which the first three have more in common, and of these two still more: three segments."""
+    driver, common = Driver(llama.loaded, MAX_ROWS), random_ids(1, 20 * BLOCK_SIZE)
+    first = greedy(common)
+    rows = [driver.start(first)]
+    driver.step()
+    with Replayed(llama.loaded) as replayed:
+        replayed.graphs.min_saved_blocks = 4
+        for num_blocks in (6, 10, 14):
+            other = greedy(common[: num_blocks * BLOCK_SIZE] + random_ids(num_blocks, 2))
+            rows.append(driver.start(other, shared_from=first, num_shared=num_blocks * BLOCK_SIZE))
+            driver.step()  # a prompt, and rows that decode beside it: not replayed
+        assert replayed.sizes == []
+        driver.step()
+        assert (replayed.sizes, replayed.shared) == ([4], [])
+        driver.end(rows.pop())
+        driver.step()
+    assert (replayed.sizes, replayed.shared) == ([4, 4], [4])
+
+
 def test_long_and_short_rows_are_replayed_with_the_factors_of_each(tmp_path):
     rope = {
         "rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32,
@@ -209,3 +262,7 @@ def test_the_ladder_is_short_and_wastes_little(max_rows):
     for smaller, larger in itertools.pairwise(sizes):
         assert larger <= 2 * smaller
         assert smaller < 16 or larger <= 1.5 * smaller
+    recorded = recordings(max_rows)
+    assert recorded[0][0] == max_rows
+    assert sorted(size for size, shares in recorded if not shares) == sizes
+    assert len(recorded) - len(sizes) <= 1 + max_rows.bit_length()
