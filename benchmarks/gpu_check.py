@@ -27,7 +27,8 @@ SECTIONS = (
     Section("bandwidth", 55),
     Section("peers", 40),
     Section("tables", 25),
-    Section("steps", 110),
+    Section("shared", 25),
+    Section("steps", 85),
 )
 IMPORTED_ONCE = ("benchmarks.gpu.kernels", "benchmarks.gpu.steps")  # on a CPU, where sections begin as forks
 OWN_MODEL_S = 120.0  # more, for each that is named

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks import gpu_check
 from benchmarks.gpu import kernels as kernel_section
-from benchmarks.gpu import models, peers, tables
+from benchmarks.gpu import models, peers, shared, tables
 from benchmarks.gpu.backends import REFERENCE
 from benchmarks.gpu.batches import Heads
 from benchmarks.gpu.compare import distance
@@ -190,6 +190,24 @@ def test_a_variant_without_a_table_that_has_other_results_is_not_timed(monkeypat
     monkeypatch.setattr(tables, "checked_backend", lambda device: wrong)
     with pytest.raises(ValueError, match="with a table and without differ"):
         tables.with_and_without(Heads(4, 2, 16), [(1, 20)] * 2, 16, CPU)
+
+
+def loses_what_rows_share(*arguments, shared=None, **options):
+    """The rows' own blocks alone."""
+    tensors = list(arguments)
+    if shared is not None:
+        tensors[3], tensors[5] = tensors[3].clone(), tensors[5] - 16 * shared.own_start
+        for row, start in enumerate(shared.own_start.tolist()):
+            tensors[3][row, : tensors[3].shape[1] - start] = arguments[3][row, start:]
+    return REFERENCE.paged_attention(*tensors, **options)
+
+
+def test_shared_blocks_that_are_lost_are_found():
+    heads = Heads(4, 2, 64)
+    assert shared.worst_error(REFERENCE, heads, 2, torch.float32, CPU)["relative_error"] < 1e-5
+    wrong = backend_with(paged_attention=loses_what_rows_share)
+    with pytest.raises(ValueError, match="with no options off by"):
+        shared.worst_error(wrong, heads, 2, torch.float32, CPU)
 
 
 @pytest.mark.parametrize(("queries", "context"), [(1, 9), (3, 5), (7, 7)])
