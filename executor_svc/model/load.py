@@ -3,6 +3,7 @@
 What directory and tokenizer are refused for is found before the weights are read, which may take minutes.
 """
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from executor_svc.model.free_memory import outside_share
 from executor_svc.model.memory import KVMemory, block_bytes, choose_num_blocks, fit_model_len, step_bytes, useful_blocks
 from executor_svc.model.parallel.group import ALONE, Group, ProcessGroup
 from executor_svc.model.parallel.runner import FollowingRunner, LeadingRunner
+from executor_svc.model.parallel.sharding import warn_of_idle_cores
 from executor_svc.model.progress import Progress, shown_progress, silent, transformers_told
 from executor_svc.model.proof import ProvenLayer, prove
 from executor_svc.model.ready_tokenizer import load_ready
@@ -45,6 +47,8 @@ def load(settings: ExecutorSettings, ranks: Ranks = ONE) -> LoadedModel:
     loading.refuse_foreign_kernels()
     device = rank_device(settings.device, ranks)
     group = ALONE if ranks.size == 1 else ProcessGroup(ranks, device, settings.rank_timeout_s)
+    if ranks.size > 1 and device.type == "cpu":
+        warn_of_idle_cores(ranks.local_size, torch.get_num_threads(), os.cpu_count() or 1)
     with shown_progress() as progress:
         model = _load(settings, device, group, progress)
     if not isinstance(group, ProcessGroup):
@@ -101,6 +105,7 @@ def _load(settings: ExecutorSettings, device: torch.device, group: Group, progre
     runner = served.make_runner(num_blocks)
     if served.records_graphs:
         record_graphs(runner, device, room.table_width)
+    group.wait_for_all()  # or the time of the first step would be that of waiting
     with refusing_out_of_memory("the largest step", device, needed=None, lower=SMALLER_STEPS):
         warm_up_ms = warm_up(runner, room, compiles=device.type == "cuda", progress=progress)
     facts = gather_facts(

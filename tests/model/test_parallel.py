@@ -8,11 +8,14 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 import transformers
+from structlog.testing import capture_logs
 
+from executor_svc.model import memory
 from executor_svc.model.device import rank_device
-from executor_svc.model.parallel.sharding import check_shardable
+from executor_svc.model.parallel.sharding import check_shardable, warn_of_idle_cores
 from executor_svc.model.refusal import ModelRefused
 from executor_svc.ranks import Ranks
 from tests.model.families import SERVED, tiny_config
@@ -130,3 +133,19 @@ def test_each_process_has_a_gpu_of_its_own() -> None:
         rank_device("auto", TWO, machine(num_gpus=1))
     with pytest.raises(ModelRefused, match="CUDA_VISIBLE_DEVICES"):
         rank_device("cpu", TWO, WORKING)
+
+
+def test_processes_of_one_cpu_share_what_one_would_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda device: 1000)
+    asked = {"num_blocks": None, "kv_bytes": None, "most_blocks": 999}
+    assert memory.choose_num_blocks(10, 200, torch.device("cpu"), **asked) == 40
+    assert memory.choose_num_blocks(10, 200, torch.device("cpu"), **asked, num_sharing=2) == 15
+    with pytest.raises(ModelRefused, match="500 bytes are available"):
+        memory.choose_num_blocks(10, 200, torch.device("cpu"), **asked | {"num_blocks": 40}, num_sharing=2)
+
+
+@pytest.mark.parametrize(("num_threads", "said"), [(1, "OMP_NUM_THREADS=8"), (8, None)])
+def test_cores_that_torchrun_leaves_idle_are_named(num_threads: int, said: str | None) -> None:
+    with capture_logs() as logs:
+        warn_of_idle_cores(2, num_threads, 16)
+    assert [entry["set"] for entry in logs] == ([said] if said else [])
