@@ -58,6 +58,10 @@ def transformers_told(progress: Progress, stage: str) -> Iterator[None]:
         set_tqdm_hook(before)
 
 
+class _Bar(tqdm):
+    monitor_interval = 0  # no thread beside the model's
+
+
 class _Bars:
     """One bar at a time, gone when its stage is done: what stays on the screen are log lines."""
 
@@ -70,7 +74,7 @@ class _Bars:
         if self._bar is None or stage != self._stage:
             self.close()
             self._stage = stage
-            self._bar = tqdm(total=total, desc=stage, file=self._stream, leave=False, dynamic_ncols=True)
+            self._bar = _Bar(total=total, desc=stage, file=self._stream, leave=False, dynamic_ncols=True)
         self._bar.update(done - self._bar.n)
         if done >= total:
             self.close()
