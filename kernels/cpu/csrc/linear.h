@@ -15,41 +15,89 @@ struct Output {
   int64_t stride, size;
 };
 
-struct Finish {
-  const c10::BFloat16* bias;
-  const c10::BFloat16* residual;
-  int64_t residual_stride;
-  Activation activation;
-};
+// Lines that rows of a tile begin in, `stride` elements apart.
+template <int Write>
+void fetch_rows(const c10::BFloat16* first, int64_t stride, int64_t num_rows) {
+  for (int64_t r = 0; r < num_rows; ++r) __builtin_prefetch(first + r * stride, Write);
+}
 
-inline void finish_linear(const Tile& tile, const Output& out, const Finish& finish) {
-  for (int64_t lane = 0; lane < kPanel; lane += kLane) {
-    const int64_t output = tile.panel * kPanel + lane;
-    const __mmask16 lanes = first_lanes(out.size - output);
-    const __m512 bias = finish.bias ? load_bf16(finish.bias + output, lanes) : _mm512_setzero_ps();
+class LinearEpilogue final : public Epilogue {
+ public:
+  LinearEpilogue(const PackedWeight& weight, const PreparedRows& rows, Output out)
+      : weight_(weight), rows_(rows), out_(out) {}
+
+  void expect(const Tile& tile) const override {
+    const int64_t output = tile.panel * kPanel;
+    fetch_rows<1>(out_.data + tile.first_row * out_.stride + output, out_.stride, tile.num_rows);
+    if (residual) fetch_rows<0>(residual + tile.first_row * residual_stride + output, residual_stride, tile.num_rows);
+  }
+
+  void take(const Tile& tile) const override {
+    rows_.dequantize(weight_, tile);
+    const int64_t output = tile.panel * kPanel;
+    const __mmask16 left = first_lanes(out_.size - output), right = first_lanes(out_.size - output - kLane);
+    const __m512 left_bias = bias ? load_bf16(bias + output, left) : _mm512_setzero_ps();
+    const __m512 right_bias = bias ? load_bf16(bias + output + kLane, right) : _mm512_setzero_ps();
     for (int64_t r = 0; r < tile.num_rows; ++r) {
+      const float* sums = tile.sums + r * kPanel;
       const int64_t row = tile.first_row + r;
-      __m512 value = _mm512_add_ps(_mm512_loadu_ps(tile.sums + r * kPanel + lane), bias);
-      if (finish.activation != Activation::none) value = activated(finish.activation, value);
-      if (finish.residual) {
-        const c10::BFloat16* residual = finish.residual + row * finish.residual_stride + output;
-        value = _mm512_add_ps(value, load_bf16(residual, lanes));
+      __m512 low = _mm512_add_ps(_mm512_loadu_ps(sums), left_bias);
+      __m512 high = _mm512_add_ps(_mm512_loadu_ps(sums + kLane), right_bias);
+      if (activation != Activation::none) {
+        low = activated(activation, low);
+        high = activated(activation, high);
       }
-      store_bf16(out.data + row * out.stride + output, lanes, value);
+      if (residual) {
+        const c10::BFloat16* from = residual + row * residual_stride + output;
+        low = _mm512_add_ps(low, load_bf16(from, left));
+        high = _mm512_add_ps(high, load_bf16(from + kLane, right));
+      }
+      // One store for what is one line: with two, the line would be asked for twice.
+      const __mmask32 lanes = left | __mmask32{right} << kLane;
+      _mm512_mask_storeu_epi16(out_.data + row * out_.stride + output, lanes, (__m512i)_mm512_cvtne2ps_pbh(high, low));
     }
   }
-}
 
-inline void finish_gated(const Tile& tile, const Output& out, Activation activation) {
-  const int64_t output = tile.panel * kLane;
-  const __mmask16 lanes = first_lanes(out.size - output);
-  for (int64_t r = 0; r < tile.num_rows; ++r) {
-    const float* sums = tile.sums + r * kPanel;
-    const Vector gate = activated(activation, Vector(_mm512_loadu_ps(sums)));
-    const __m512 value = _mm512_mul_ps(gate, _mm512_loadu_ps(sums + kLane));
-    store_bf16(out.data + (tile.first_row + r) * out.stride + output, lanes, value);
+  const c10::BFloat16* bias = nullptr;
+  const c10::BFloat16* residual = nullptr;
+  int64_t residual_stride = 0;
+  Activation activation = Activation::none;
+
+ private:
+  const PackedWeight& weight_;
+  const PreparedRows& rows_;
+  const Output out_;
+};
+
+class GatedEpilogue final : public Epilogue {
+ public:
+  GatedEpilogue(const PackedWeight& weight, const PreparedRows& rows, Output out, Activation activation)
+      : weight_(weight), rows_(rows), out_(out), activation_(activation) {}
+
+  int64_t panels_together() const override { return 2; }
+
+  void expect(const Tile& tile) const override {
+    fetch_rows<1>(out_.data + tile.first_row * out_.stride + tile.panel * kLane, out_.stride, tile.num_rows);
   }
-}
+
+  void take(const Tile& tile) const override {
+    rows_.dequantize(weight_, tile);
+    const int64_t output = tile.panel * kLane;
+    const __mmask16 lanes = first_lanes(out_.size - output);
+    for (int64_t r = 0; r < tile.num_rows; ++r) {
+      const float* sums = tile.sums + r * kPanel;
+      const Vector gate = activated(activation_, Vector(_mm512_loadu_ps(sums)));
+      const __m512 value = _mm512_mul_ps(gate, _mm512_loadu_ps(sums + kLane));
+      store_bf16(out_.data + (tile.first_row + r) * out_.stride + output, lanes, value);
+    }
+  }
+
+ private:
+  const PackedWeight& weight_;
+  const PreparedRows& rows_;
+  const Output out_;
+  const Activation activation_;
+};
 
 inline Activation checked_activation(int64_t activation) {
   TORCH_CHECK_VALUE(activation >= 0 && activation < kNumActivations, "activation: there is none with number ",
@@ -66,18 +114,16 @@ inline at::Tensor linear(const at::Tensor& x, const at::Tensor& panels, const st
                     weight.panels.count, " panels");
   const PreparedRows prepared(x, weight);
   const int64_t num_rows = prepared.rows().count;
-  Finish finish{checked_bias(bias, outputs), nullptr, 0, checked_activation(activation)};
-  if (residual) {
-    finish.residual_stride = checked_row_stride("residual", *residual, num_rows, outputs);
-    finish.residual = residual->const_data_ptr<c10::BFloat16>();
-  }
   at::Tensor result = out ? *out : empty_output(x, outputs);
   const int64_t stride = checked_row_stride("out", result, num_rows, outputs);
-  const Output output{result.mutable_data_ptr<c10::BFloat16>(), stride, outputs};
-  product(weight.arithmetic(), prepared.rows(), weight.panels, [&](const Tile& tile) {
-    prepared.dequantize(weight, tile);
-    finish_linear(tile, output, finish);
-  });
+  LinearEpilogue epilogue(weight, prepared, {result.mutable_data_ptr<c10::BFloat16>(), stride, outputs});
+  epilogue.bias = checked_bias(bias, outputs);
+  epilogue.activation = checked_activation(activation);
+  if (residual) {
+    epilogue.residual_stride = checked_row_stride("residual", *residual, num_rows, outputs);
+    epilogue.residual = residual->const_data_ptr<c10::BFloat16>();
+  }
+  product(weight.arithmetic(), prepared.rows(), weight.panels, epilogue);
   return result;
 }
 
@@ -86,14 +132,11 @@ inline at::Tensor gated(const at::Tensor& x, const at::Tensor& panels, const std
   const PackedWeight weight(panels, scales, sums);
   TORCH_CHECK_VALUE(divide_up(outputs, kLane) == weight.panels.count, "outputs: ", outputs, " do not fill ",
                     weight.panels.count, " gated panels");
-  const Activation act = checked_activation(activation);
   const PreparedRows prepared(x, weight);
   at::Tensor result = empty_output(x, outputs);
-  const Output output{result.mutable_data_ptr<c10::BFloat16>(), outputs, outputs};
-  product(weight.arithmetic(), prepared.rows(), weight.panels, [&](const Tile& tile) {
-    prepared.dequantize(weight, tile);
-    finish_gated(tile, output, act);
-  });
+  const GatedEpilogue epilogue(weight, prepared, {result.mutable_data_ptr<c10::BFloat16>(), outputs, outputs},
+                               checked_activation(activation));
+  product(weight.arithmetic(), prepared.rows(), weight.panels, epilogue);
   return result;
 }
 

@@ -45,26 +45,45 @@ inline void take_better(Best& best, __mmask16 better, const float* logits, int64
   }
 }
 
-inline void take_tile(const Tile& tile, const c10::BFloat16* bias, int64_t outputs, float cap, Best* best) {
-  constexpr int kNotFinite = 0x01 | 0x08 | 0x10 | 0x80;  // NaN of both kinds and infinity of both signs
-  for (int64_t lane = 0; lane < kPanel; lane += kLane) {
-    const int64_t output = tile.panel * kPanel + lane;
-    const __mmask16 lanes = first_lanes(outputs - output);
-    const __m512 shift = bias ? load_bf16(bias + output, lanes) : _mm512_setzero_ps();
-    for (int64_t r = 0; r < tile.num_rows; ++r) {
-      Best& row = best[tile.first_row + r];
-      const __m512 sums = _mm512_add_ps(_mm512_loadu_ps(tile.sums + r * kPanel + lane), shift);
-      const __m512 logits = widen(narrow(sums));
-      if (_mm512_mask_fpclass_ps_mask(lanes, logits, kNotFinite)) row.finite = false;
-      const __mmask16 better = _mm512_mask_cmp_ps_mask(lanes, logits, _mm512_set1_ps(row.logit), _CMP_GT_OQ);
-      if (better) {
-        alignas(64) float all[kLane];
-        _mm512_store_ps(all, logits);
-        take_better(row, better, all, output, cap);
+class ArgmaxEpilogue final : public Epilogue {
+ public:
+  // `best` is [max_workers()][num_rows].
+  ArgmaxEpilogue(const PackedWeight& weight, const PreparedRows& rows, const c10::BFloat16* bias, int64_t outputs,
+                 float cap, Best* best)
+      : weight_(weight), rows_(rows), bias_(bias), outputs_(outputs), cap_(cap), best_(best) {}
+
+  void expect(const Tile&) const override {}
+
+  void take(const Tile& tile) const override {
+    constexpr int kNotFinite = 0x01 | 0x08 | 0x10 | 0x80;  // NaN of both kinds and infinity of both signs
+    rows_.dequantize(weight_, tile);
+    Best* best = best_ + tile.worker * rows_.rows().count + tile.first_row;
+    for (int64_t lane = 0; lane < kPanel; lane += kLane) {
+      const int64_t output = tile.panel * kPanel + lane;
+      const __mmask16 lanes = first_lanes(outputs_ - output);
+      const __m512 shift = bias_ ? load_bf16(bias_ + output, lanes) : _mm512_setzero_ps();
+      for (int64_t r = 0; r < tile.num_rows; ++r) {
+        const __m512 sums = _mm512_add_ps(_mm512_loadu_ps(tile.sums + r * kPanel + lane), shift);
+        const __m512 logits = widen(narrow(sums));
+        if (_mm512_mask_fpclass_ps_mask(lanes, logits, kNotFinite)) best[r].finite = false;
+        const __mmask16 better = _mm512_mask_cmp_ps_mask(lanes, logits, _mm512_set1_ps(best[r].logit), _CMP_GT_OQ);
+        if (better) {
+          alignas(64) float all[kLane];
+          _mm512_store_ps(all, logits);
+          take_better(best[r], better, all, output, cap_);
+        }
       }
     }
   }
-}
+
+ private:
+  const PackedWeight& weight_;
+  const PreparedRows& rows_;
+  const c10::BFloat16* bias_;
+  const int64_t outputs_;
+  const float cap_;
+  Best* best_;
+};
 
 inline void merge(Best& best, const Best& other) {
   best.finite = best.finite && other.finite;
@@ -93,10 +112,8 @@ inline std::tuple<at::Tensor, at::Tensor> linear_argmax(
   std::vector<Best> best(static_cast<size_t>(max_workers() * num_rows));
   Panels counted = weight.panels;
   counted.count = divide_up(outputs, kPanel);
-  product(weight.arithmetic(), prepared.rows(), counted, [&](const Tile& tile) {
-    prepared.dequantize(weight, tile);
-    take_tile(tile, shift, outputs, cap, best.data() + tile.worker * num_rows);
-  });
+  product(weight.arithmetic(), prepared.rows(), counted,
+          ArgmaxEpilogue(weight, prepared, shift, outputs, cap, best.data()));
 
   at::Tensor ids = at::empty({num_rows}, x.options().dtype(at::kLong));
   at::Tensor finite = at::empty({num_rows}, x.options().dtype(at::kBool));

@@ -1,5 +1,5 @@
-// The operations over packed weights; kernels/cpu/linear.py documents them. One file, for torch's headers take longer to
-// compile than all of these.
+// The operations over packed weights; kernels/cpu/linear.py documents them. One file: torch's headers take longer to
+// compile than all that is included below.
 #if defined(PAGED_BF16_DOT)
 
 #include <torch/library.h>

@@ -16,10 +16,10 @@
 namespace paged {
 namespace {
 
-constexpr int64_t kMaxChunk = 256;             // rows whose sums lie in a worker's scratch at once
+constexpr int64_t kMaxChunk = 256;          // rows whose sums lie in a worker's scratch at once
 constexpr int64_t kMinChunk = 64;
-constexpr int64_t kChunkBytes = 512 << 10;     // of rows: they stay in a core's second cache while panels pass by
-constexpr int64_t kGroupedRows = 64;           // so many (rows · panels) make it worth to ask for more work
+constexpr int64_t kChunkBytes = 512 << 10;  // of rows: they stay in a core's second cache while panels pass by
+constexpr int64_t kGroupedRows = 64;        // so many (rows · panels) make it worth to ask for more work
 constexpr int64_t kMaxGroup = 8;
 
 // Multiplies blocks of rows with pieces of panels; one for each worker.
@@ -66,7 +66,7 @@ struct Jobs {
   int64_t chunk, num_chunks;  // rows
   int64_t group, num_groups;  // panels
 
-  Jobs(const Rows& rows, const Panels& panels, int64_t workers) {
+  Jobs(const Rows& rows, const Panels& panels, int64_t workers, int64_t panels_together) {
     const int64_t row_bytes = panels.steps * kStepBytes;
     const int64_t most = std::clamp(kChunkBytes / row_bytes, kMinChunk, kMaxChunk);
     num_chunks = divide_up(rows.count, most);
@@ -77,6 +77,7 @@ struct Jobs {
     num_chunks = divide_up(rows.count, chunk);
     group = std::clamp(kGroupedRows / chunk, int64_t{1}, kMaxGroup);
     group = std::clamp(panels.count / (8 * workers), int64_t{1}, group);
+    group = divide_up(group, panels_together) * panels_together;
     num_groups = divide_up(panels.count, group);
   }
 
@@ -114,7 +115,6 @@ class Worker {
     const int64_t begin = first_panel(job), end = std::min(begin + jobs_.group, panels_.count);
     for (int64_t p = begin; p < end; ++p) {
       run_panel(p, first_row, num_rows, p + 1 < end ? panel(p + 1) : after);
-      epilogue_(Tile{sums_, first_row, num_rows, p, id_});
     }
   }
 
@@ -125,16 +125,20 @@ class Worker {
       const int64_t left = panels_.steps - step - steps;
       const char* next = left ? panel(p) + (step + steps) * kStepRow : after;
       const int64_t next_lines = std::min(piece_steps_, left ? left : panels_.steps) * kStepRow / 64;
-      const int64_t lines = next ? divide_up(next_lines, blocks * steps / 4) : 0;
-      Piece piece{nullptr, rows_.stride, panel(p) + step * kStepRow, steps, sums_, step > 0, next, lines};
-      int64_t row = 0;
+      const int64_t lines = divide_up(next_lines, blocks * steps / 4);  // with every 4 steps
+      Piece piece{nullptr, rows_.stride, panel(p) + step * kStepRow, steps, sums_, step > 0, next, 0};
+      int64_t row = 0, fetched = next ? 0 : next_lines;
       for (int64_t i = 0; i < blocks; ++i) {
-        const int64_t block = multiplier_.block(num_rows, i);
-        piece.rows = rows_.data + (first_row + row) * rows_.stride + step * kStepBytes;
-        piece.sums = sums_ + row * kPanel;
-        multiplier_.multiply(piece, block);
-        row += block;
-        if (next) piece.prefetch += lines * (steps / 4) * 64;
+        const Tile tile{sums_ + row * kPanel, first_row + row, multiplier_.block(num_rows, i), p, id_};
+        piece.rows = rows_.data + tile.first_row * rows_.stride + step * kStepBytes;
+        piece.sums = tile.sums;
+        piece.lines = fetched < next_lines ? lines : 0;
+        if (!left) epilogue_.expect(tile);
+        multiplier_.multiply(piece, tile.num_rows);
+        if (!left) epilogue_.take(tile);
+        row += tile.num_rows;
+        fetched += lines * (steps / 4);
+        piece.prefetch += lines * (steps / 4) * 64;
       }
     }
   }
@@ -152,7 +156,7 @@ class Worker {
 template <Arithmetic A>
 void run(const Rows& rows, const Panels& panels, const Epilogue& epilogue) {
   const int64_t workers = max_workers();
-  const Jobs jobs(rows, panels, workers);
+  const Jobs jobs(rows, panels, workers, epilogue.panels_together());
   std::atomic<int64_t> next{0};
   on_each_thread(static_cast<int>(std::min(workers, jobs.count())), [&](int id) {
     Worker<A>(rows, panels, jobs, epilogue, id).run(next, workers);

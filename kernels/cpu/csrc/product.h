@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 
 namespace paged {
 
@@ -24,17 +23,31 @@ struct Panels {
   int64_t steps;
 };
 
-// What becomes of sums: `sums` is [num_rows][32] for rows from `first_row` on and the outputs of `panel`; fp32, or
-// int32 by arithmetic int8, and free to be changed. `worker` is below max_workers(). Called from many threads at once,
-// never twice for the same sums; one worker sees the panels of a row in rising order.
+// Sums of `num_rows` rows, a few, from `first_row` on with the outputs of `panel`.
 struct Tile {
-  float* sums;
+  float* sums;  // [num_rows][32] fp32, or int32 by arithmetic int8
   int64_t first_row;
   int64_t num_rows;
   int64_t panel;
-  int worker;
+  int worker;  // below max_workers()
 };
-using Epilogue = std::function<void(const Tile&)>;
+
+// What becomes of sums. Called from many threads at once, for each row and panel once; one worker sees the panels of a
+// row in rising order.
+class Epilogue {
+ public:
+  // Panels whose outputs share cache lines: the same worker takes them.
+  virtual int64_t panels_together() const { return 1; }
+
+  // The tile comes next, when its sums have been computed: the time to fetch what it will be written to.
+  virtual void expect(const Tile& tile) const = 0;
+
+  // The sums are free to be changed.
+  virtual void take(const Tile& tile) const = 0;
+
+ protected:
+  ~Epilogue() = default;
+};
 
 // An upper bound of workers that a product called now will use.
 int max_workers();
