@@ -12,6 +12,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 import torch
@@ -80,15 +81,16 @@ def _measure(
     x = torch.randn(rows, weights[0].shape[1]).to(torch.bfloat16)
     flops, num_bytes = 2 * rows * weights[0].numel(), weights[0].nbytes
     works: dict[str, list[Callable[[], object]]] = {
-        "native": [lambda w=w: linear.linear(x, w) for w in packed],
-        "read": [lambda w=w: native.read_bandwidth_probe(w) for w in weights[1:] + weights[:1]],
-        "dot": [lambda: native.dot_rate_probe(PROBE_ROUNDS)],
-        "torch": [lambda w=w: F.linear(x, w) for w in weights],
+        "native": [partial(linear.linear, x, weight) for weight in packed],
+        "read": [partial(native.read_bandwidth_probe, weight) for weight in [*weights[1:], weights[0]]],
+        "dot": [partial(native.dot_rate_probe, PROBE_ROUNDS)],
+        "torch": [partial(F.linear, x, weight) for weight in weights],
     }
     onednn = [torch.ops.mkldnn._reorder_linear_weight(weight, rows) for weight in weights]
-    works["onednn"] = [lambda w=w: torch.ops.mkldnn._linear_pointwise(x, w, None, "none", [], "") for w in onednn]
+    packed_linear = torch.ops.mkldnn._linear_pointwise
+    works["onednn"] = [partial(packed_linear, x, weight, None, "none", [], "") for weight in onednn]
     if quantized:
-        works["int8"] = [lambda w=w: linear.linear(x, w) for w in quantized]
+        works["int8"] = [partial(linear.linear, x, weight) for weight in quantized]
     at_best = max(flops / 1e12, num_bytes / 1e11)
     repeats = max(5, min(100, int(SECONDS / (len(works) * at_best))))
     seconds = take_turns(works, repeats, torch.device("cpu"))
