@@ -24,7 +24,7 @@ from executor_svc.plan_checks import (
 )
 from executor_svc.schedule_check import Schedule
 from executor_svc.scoring import find_scored
-from executor_svc.shared_segments import SegmentFinder
+from executor_svc.shared_segments import MIN_SAVED_TOKENS, SegmentFinder
 from executor_svc.step import Int32s, RowStart, SharedSegments
 from executor_svc.step_builder import build_step
 from paged.v1 import executor_pb2
@@ -52,7 +52,7 @@ class ResidentBatch:
     first `num_computed` have K/V in the blocks of its table. Table entries past `num_blocks` are 0.
     """
 
-    def __init__(self, ownership: Ownership, limits: Limits) -> None:
+    def __init__(self, ownership: Ownership, limits: Limits, *, min_saved_tokens: int = MIN_SAVED_TOKENS) -> None:
         num_rows = len(ownership.of_row)
         self._ownership = ownership
         self._limits = limits
@@ -60,7 +60,7 @@ class ResidentBatch:
         self._has_scored = False  # whether any row has ever asked for its prompt's log-probabilities
         self._tables = np.zeros((num_rows, min(_FIRST_TABLE_WIDTH, limits.blocks_per_row)), np.int32)
         self._known: list[Int32s] = [_EMPTY] * num_rows
-        self._segments = SegmentFinder(num_rows, limits.block_size)
+        self._segments = SegmentFinder(num_rows, limits.block_size, min_saved_tokens)
         self._seen_at = np.zeros(num_rows, np.int32)  # scratch of _repeated: where a row was last seen
 
     @property

@@ -13,18 +13,18 @@ from numpy.typing import NDArray
 from executor_svc.step import Int32s, SharedSegments, Step
 from executor_svc.table_tree import ROOT, TableTree
 
-MIN_SAVED_BLOCKS = 4
-"""A segment spares its rows, but for one, the reading of its blocks; it is worth its own reading of queries and merging
-of results when that is at least so many blocks in all."""
+MIN_SAVED_TOKENS = 64
+"""Of context that a segment spares its rows the reading of, for each of them. A row in a segment has one result more to
+merge; on a CPU that took as long as to attend to 50 to 100 tokens (`python -m benchmarks.shared_blocks --smallest`)."""
 
 
 class SegmentFinder:
     """Follows the resident rows' tables. What changes is noted at once and looked at when segments are asked for."""
 
-    def __init__(self, num_rows: int, block_size: int, min_saved_blocks: int = MIN_SAVED_BLOCKS) -> None:
+    def __init__(self, num_rows: int, block_size: int, min_saved_tokens: int = MIN_SAVED_TOKENS) -> None:
         self._tree = TableTree(num_rows)
         self._block_size = block_size
-        self._min_saved = min_saved_blocks
+        self._min_saved_blocks = min_saved_tokens / block_size
         self._changed: set[int] = set()
         self._last_nodes = b""
         self._last_changes = -1
@@ -61,7 +61,7 @@ class SegmentFinder:
         key = nodes.tobytes()
         if key != self._last_nodes or self._tree.changes != self._last_changes:
             self._last_nodes, self._last_changes = key, self._tree.changes
-            self._last = _segments(self._tree, nodes, self._min_saved)
+            self._last = _segments(self._tree, nodes, self._min_saved_blocks)
         return self._last
 
 
@@ -87,7 +87,7 @@ def _none_shared(num_rows: int) -> SharedSegments:
     return SharedSegments(nothing, nothing, np.zeros(1, np.int32), nothing, np.zeros(num_rows, np.int32))
 
 
-def _segments(tree: TableTree, nodes: Int32s, min_saved: int) -> SharedSegments | None:
+def _segments(tree: TableTree, nodes: Int32s, min_saved: float) -> SharedSegments | None:
     """`nodes` has the last node of each row of the step, ROOT for those that take no part."""
     node_ids, places = _all_nodes(tree, nodes)
     order = np.lexsort((places, node_ids, tree.first.take(node_ids)))  # parents before their children
@@ -120,12 +120,12 @@ def _all_nodes(tree: TableTree, nodes: Int32s) -> tuple[Int32s, NDArray[np.intp]
 
 
 def _worth_it(
-    tree: TableTree, nodes: list[int], num_rows: list[int], min_saved: int
+    tree: TableTree, nodes: list[int], num_rows: list[int], min_saved: float
 ) -> tuple[NDArray[np.intp], list[int]]:
     """Which nodes, given parents first with the rows that each has in the step, make a segment, and its first place.
 
     A node that makes none leaves its blocks to those below it: because one of these has all of its rows, or because
-    too little would be saved.
+    too few blocks would be saved, `min_saved` for each row.
     """
     num_rows_of = dict(zip(nodes, num_rows, strict=True))
     inherited = {parent for node in nodes if num_rows_of[node] == num_rows_of.get(parent := int(tree.parent[node]))}
@@ -134,7 +134,7 @@ def _worth_it(
     for i, node in enumerate(nodes):
         begin = left_from.get(int(tree.parent[node]), int(tree.first[node]))
         saved = (num_rows[i] - 1) * (int(tree.end[node]) - begin)
-        if node in inherited or num_rows[i] < 2 or saved < min_saved:
+        if node in inherited or num_rows[i] < 2 or saved < min_saved * num_rows[i]:
             left_from[node] = begin
         else:
             kept.append(i)

@@ -7,6 +7,7 @@ import numpy as np
 from executor_svc.batch import ResidentBatch
 from executor_svc.leases import Lease, Ownership
 from executor_svc.plan_checks import Limits
+from executor_svc.shared_segments import MIN_SAVED_TOKENS
 from paged.v1 import executor_pb2
 
 SESSION = 1
@@ -61,6 +62,7 @@ def make_batch(
     vocab_size: int = 100,
     max_model_len: int = 24,
     rope_switch_len: int = 0,
+    min_saved_tokens: int = MIN_SAVED_TOKENS,
 ) -> tuple[ResidentBatch, Lease]:
     """A batch of which one session has all but the last row and the last two blocks; those are another session's."""
     ownership = Ownership(num_rows, num_blocks)
@@ -68,4 +70,5 @@ def make_batch(
     lease = Lease(blocks[1:-2], rows[:-1], tokens_per_step=16, plans_in_flight=2)
     ownership.lend(SESSION, lease)
     ownership.lend(OTHER_SESSION, Lease(blocks[-2:], rows[-1:], tokens_per_step=16, plans_in_flight=2))
-    return ResidentBatch(ownership, Limits(vocab_size, max_model_len, block_size, rope_switch_len)), lease
+    limits = Limits(vocab_size, max_model_len, block_size, rope_switch_len)
+    return ResidentBatch(ownership, limits, min_saved_tokens=min_saved_tokens), lease

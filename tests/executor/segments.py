@@ -22,7 +22,7 @@ def naive_segments(
     block_size: int,
     min_saved: int,
 ) -> set[Segment]:
-    """`tables` has those of all rows that live; the others are columns of a step."""
+    """`tables` has those of all rows that live; the others are columns of a step. `min_saved` is in tokens a row."""
 
     def shares_what_is_full(place: int) -> bool:
         row = rows[place]
@@ -30,10 +30,10 @@ def naive_segments(
         return num_tokens[place] == 1 and shared <= (context_lens[place] - 1) // block_size
 
     places = [place for place in range(len(rows)) if shares_what_is_full(place)]
-    return set(_below({place: tables[rows[place]] for place in places}, 0, 0, min_saved))
+    return set(_below({place: tables[rows[place]] for place in places}, 0, 0, min_saved / block_size))
 
 
-def _below(tables: Mapping[int, Sequence[int]], place: int, begin: int, min_saved: int) -> Iterator[Segment]:
+def _below(tables: Mapping[int, Sequence[int]], place: int, begin: int, min_saved: float) -> Iterator[Segment]:
     """Of rows with the same blocks before `place`, of which those from `begin` on are in no segment yet."""
     for block in {table[place] for table in tables.values() if len(table) > place}:
         some = {row: table for row, table in tables.items() if len(table) > place and table[place] == block}
@@ -41,7 +41,7 @@ def _below(tables: Mapping[int, Sequence[int]], place: int, begin: int, min_save
             continue
         first, *others = some.values()
         end = min(num_equal(first, other) for other in others)
-        if worth_it := (len(some) - 1) * (end - begin) >= min_saved:
+        if worth_it := (len(some) - 1) * (end - begin) >= min_saved * len(some):
             yield begin, end, frozenset(some)
         yield from _below(some, end, end if worth_it else begin, min_saved)
 

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 
 from executor_svc.batch import ResidentBatch
 from executor_svc.plan import read_plan
-from executor_svc.shared_segments import MIN_SAVED_BLOCKS
 from paged.v1.executor_pb2 import StepPlan
 from tests.executor.plans import SESSION, column, make_batch, sampling, start
 from tests.executor.segments import as_set, naive_segments
@@ -17,6 +16,7 @@ NUM_ROWS = 5  # the session's; the fixture has one more
 NUM_BLOCKS = 40
 MAX_MODEL_LEN = 40
 TOKENS_PER_STEP = 16
+MIN_SAVED = 3
 
 
 @dataclass
@@ -151,6 +151,7 @@ def test_rows_and_steps_are_what_plain_lists_say(data: st.DataObject) -> None:
         num_blocks=NUM_BLOCKS,
         block_size=BLOCK_SIZE,
         max_model_len=MAX_MODEL_LEN,
+        min_saved_tokens=MIN_SAVED,
     )
     naive = Naive()
     for _ in range(data.draw(st.integers(1, 6), "plans")):
@@ -176,7 +177,7 @@ def test_rows_and_steps_are_what_plain_lists_say(data: st.DataObject) -> None:
             step.query_start[1:] - step.query_start[:-1],
             expected.contexts,
             block_size=BLOCK_SIZE,
-            min_saved=MIN_SAVED_BLOCKS,
+            min_saved=MIN_SAVED,
         )
         for i, table in enumerate(expected.tables):
             used = -(-expected.contexts[i] // BLOCK_SIZE)

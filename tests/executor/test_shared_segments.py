@@ -15,6 +15,7 @@ from tests.executor.plans import SESSION, column, make_batch, sampling, schedule
 from tests.executor.segments import as_set, assert_tiled, naive_segments
 
 NUM_ROWS, WIDTH, BLOCK_SIZE = 7, 12, 2
+MIN_SAVED = 4  # tokens a row: two blocks here
 
 rows = st.integers(0, NUM_ROWS - 1)
 blocks = st.integers(1, 3)  # few: tables are alike by chance, and a table may name a block twice
@@ -25,7 +26,7 @@ class Tables(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.finders = {least: SegmentFinder(NUM_ROWS, BLOCK_SIZE, least) for least in (1, 3, 6)}
+        self.finders = {least: SegmentFinder(NUM_ROWS, BLOCK_SIZE, least) for least in (1, 2, 4)}
         self.tables: dict[int, list[int]] = {}
         self.columns, self.num_blocks = np.zeros((NUM_ROWS, WIDTH), np.int32), np.zeros(NUM_ROWS, np.int32)
 
@@ -96,7 +97,9 @@ test_segments_are_what_comparing_all_tables_gives = Tables.TestCase
 
 def batch_of(*tables, num_computed=None, block_size=2):
     """A batch whose rows begin with these tables, to compute the token behind what is full of them."""
-    batch, lease = make_batch(num_rows=9, num_blocks=60, block_size=block_size, max_model_len=80)
+    batch, lease = make_batch(
+        num_rows=9, num_blocks=60, block_size=block_size, max_model_len=80, min_saved_tokens=MIN_SAVED
+    )
     plan = StepPlan()
     for row, table in enumerate(tables):
         num_tokens = len(table) * block_size
@@ -197,7 +200,7 @@ def test_a_run_of_decode_steps_keeps_its_segments_and_the_batch_learns_of_its_bl
 
 
 def test_a_run_that_follows_a_prompt_finds_what_its_rows_share():
-    batch, lease = make_batch(num_rows=4, num_blocks=40, block_size=2, max_model_len=40)
+    batch, lease = make_batch(num_rows=4, num_blocks=40, block_size=2, max_model_len=40, min_saved_tokens=MIN_SAVED)
     plan = StepPlan()
     for row, last in enumerate((10, 11)):
         plan.started.append(start(row, range(14), [*SHARED, last], num_computed=12))

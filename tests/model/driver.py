@@ -9,6 +9,7 @@ from executor_svc.leases import Lease, Ownership
 from executor_svc.loaded import LoadedModel
 from executor_svc.plan import read_plan
 from executor_svc.plan_checks import Limits
+from executor_svc.shared_segments import MIN_SAVED_TOKENS
 from executor_svc.step import Logprobs
 from executor_svc.stepper import Stepper
 from paged.v1 import executor_pb2
@@ -38,7 +39,7 @@ class Sequence:
 class Driver:
     """Blocks come from a shuffled list, so that a table is never what it would be in contiguous memory."""
 
-    def __init__(self, loaded: LoadedModel, max_rows: int) -> None:
+    def __init__(self, loaded: LoadedModel, max_rows: int, *, min_saved_tokens: int = MIN_SAVED_TOKENS) -> None:
         facts = loaded.facts
         self.block_size = facts.block_size
         ownership = Ownership(max_rows, loaded.num_blocks)
@@ -46,7 +47,7 @@ class Driver:
         self._lease = Lease(blocks, np.arange(max_rows, dtype=np.int32), 1 << 20, 2)
         ownership.lend(SESSION, self._lease)
         limits = Limits(facts.vocab_size, facts.max_model_len, facts.block_size, facts.rope_switch_len)
-        self._batch = ResidentBatch(ownership, limits)
+        self._batch = ResidentBatch(ownership, limits, min_saved_tokens=min_saved_tokens)
         self._stepper = Stepper(self._batch, loaded.runner)
         self._stepper.reset()
         self._free = np.random.default_rng(0).permutation(blocks).tolist()

@@ -153,7 +153,7 @@ def test_a_prompts_last_token_alone_is_replayed_with_its_own_id(model):
 
 def generate_sharing(loaded, num_rows: int) -> list:
     """Rows with a prefix of 6 blocks in common, and each with what those after it have besides, up to two blocks."""
-    driver = Driver(loaded, MAX_ROWS)
+    driver = Driver(loaded, MAX_ROWS, min_saved_tokens=1)
     prefix = random_ids(1, 6 * BLOCK_SIZE)
     sequences, rows = [], []
     for i in range(num_rows):
@@ -185,7 +185,7 @@ def test_rows_that_share_are_replayed_with_what_they_share(model, num_rows, size
 
 def test_a_step_of_more_segments_than_are_recorded_is_replayed_without(llama):
     """Four rows, of which the first three have more in common, and of these two still more: three segments."""
-    driver, common = Driver(llama.loaded, MAX_ROWS), random_ids(1, 20 * BLOCK_SIZE)
+    driver, common = Driver(llama.loaded, MAX_ROWS, min_saved_tokens=1), random_ids(1, 20 * BLOCK_SIZE)
     first = greedy(common)
     rows = [driver.start(first)]
     driver.step()

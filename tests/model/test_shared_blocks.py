@@ -10,13 +10,33 @@ import torch
 from executor_svc.model import attention, forward
 from executor_svc.model.step_columns import step_tensors
 from kernels import REFERENCE, SharedBlocks
+from kernels.cpu import supported
 from tests.margin import assert_drawn, assert_logprobs, reference_logits
-from tests.model.conftest import BLOCK_SIZE, MAX_ROWS, random_ids
+from tests.model.conftest import MAX_ROWS, Model, random_ids
 from tests.model.driver import Driver
 from tests.model.test_margin import assert_margin, drawn, greedy
+from tests.tiny_models import CONFIGS
 
-NUM_BLOCKS = 6  # in common
+BLOCK_SIZE = 16  # what native kernels serve
+NUM_BLOCKS = 4  # in common
 NUM_OUTPUTS = 6
+LEVELS = ["reference", *supported()]
+KERNELS = [(family, "auto") for family in CONFIGS] + [("llama", "reference")]
+OTHERS = [(family, level) for family in CONFIGS for level in LEVELS if (family, level) not in KERNELS]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[*KERNELS, *(pytest.param(other, marks=pytest.mark.slow) for other in OTHERS)],
+    ids=lambda param: "-".join(param),
+)
+def model(request, tiny_directories):
+    family, kernels = request.param
+    return Model(tiny_directories[family], block_size=BLOCK_SIZE, num_blocks=200, cpu_kernels=kernels)
+
+
+def driver_of(model) -> Driver:
+    return Driver(model.loaded, MAX_ROWS, min_saved_tokens=4)
 
 
 @pytest.fixture
@@ -56,7 +76,7 @@ def test_a_layer_tells_the_kernel_what_is_shared():
 
 
 def test_a_prefix_in_common_is_a_segment_until_one_row_is_left(model, handed):
-    driver = Driver(model.loaded, MAX_ROWS)
+    driver = driver_of(model)
     prefix = random_ids(1, NUM_BLOCKS * BLOCK_SIZE)
     first = greedy(prefix + random_ids(2, 3))
     rows = [driver.start(first)]
@@ -78,7 +98,7 @@ def test_a_prefix_in_common_is_a_segment_until_one_row_is_left(model, handed):
 
 
 def test_samples_of_a_prompt_share_it_and_draw_apart(model, handed):
-    driver = Driver(model.loaded, MAX_ROWS)
+    driver = driver_of(model)
     first = drawn(random_ids(3, NUM_BLOCKS * BLOCK_SIZE + 2), seed=11, index=0)
     row = driver.start(first)
     driver.step()
@@ -97,22 +117,23 @@ def test_samples_of_a_prompt_share_it_and_draw_apart(model, handed):
 
 
 def test_beams_share_with_each_other_what_they_have_drawn_together(model, handed):
-    """As beams do: in each step some rows end, and others go on twice."""
-    driver = Driver(model.loaded, MAX_ROWS)
+    """As beams do: now and then some rows end, and others go on twice."""
+    driver = driver_of(model)
     row = driver.start(drawn(random_ids(4, NUM_BLOCKS * BLOCK_SIZE), seed=5, index=0))
     driver.step()
     rows = [row, *(driver.fork(row, drawn([0], seed=5, index=i).sampling) for i in (1, 2, 3))]
     choices = np.random.default_rng(0)
-    for number in range(4, 40):
+    for number in range(4, 52):
         driver.step()
+        if number % 4:
+            continue
         parent, victim = choices.choice(4, 2, replace=False)
         driver.end(rows[victim])
         rows[victim] = driver.fork(rows[parent], drawn([0], seed=5, index=number).sampling)
     driver.step()
-    depths = [len(step) for step in handed]
     assert handed[2] == [(0, NUM_BLOCKS, [0, 1, 2, 3])]
-    assert max(depths) > 1  # what they share grows, and some share more than others
-    assert handed[-1][0][1] > NUM_BLOCKS
+    assert max(len(step) for step in handed) > 1  # some share more than others
+    assert max(end for step in handed for _, end, _ in step) > NUM_BLOCKS
     for beam in rows:
         sequence = driver.sequences[beam]
         logits = reference_logits(model.reference, sequence.token_ids)
@@ -121,13 +142,13 @@ def test_beams_share_with_each_other_what_they_have_drawn_together(model, handed
 
 def test_what_a_window_hides_of_a_shared_prefix_stays_hidden(model, handed):
     """The prefix is longer than the window of any layer that has one."""
-    driver = Driver(model.loaded, MAX_ROWS)
-    prefix = random_ids(1, 16 * BLOCK_SIZE)
+    driver = driver_of(model)
+    prefix = random_ids(1, NUM_BLOCKS * BLOCK_SIZE)
     first = greedy(prefix + random_ids(2, 1))
     row = driver.start(first)
     driver.step()
     others = [greedy(prefix + random_ids(i, 1 + 5 * i)) for i in range(3)]
     rows = [driver.start(other, shared_from=first, num_shared=len(prefix)) for other in others]
     driver.run([row, *rows], NUM_OUTPUTS, chunk=4)
-    assert [(0, 16, [0, 1, 2, 3])] in handed
+    assert [(0, NUM_BLOCKS, [0, 1, 2, 3])] in handed
     assert_margin(model, first, *others, num_outputs=NUM_OUTPUTS)
