@@ -48,6 +48,9 @@ class ExecutorSettings(BaseSettings):
         "auto",
         description="Instructions that a CPU's kernels use; auto takes the best it has, reference none but torch's.",
     )
+    fused_modules: bool = Field(
+        True, description="Compute the parts of a model that are understood by a CPU's kernels, in fewer passes."
+    )
 
     block_size: int = Field(16, ge=1, le=256, description="Tokens in a KV block: a power of two, 1 to 256.")
     num_blocks: int | None = Field(

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import AttentionInterface
 
-from kernels import Backend, SharedBlocks
+from kernels import Backend, Projection, SharedBlocks
 
 ATTENTION_NAME = "paged_attention"
 _ATTRIBUTE = "paged_layer"
@@ -62,10 +62,53 @@ class PagedLayer:
             **options,
         )
 
+    def attend_projected(
+        self,
+        qkv: torch.Tensor,
+        projection: Projection,
+        cos: torch.Tensor | None,
+        sin: torch.Tensor | None,
+        **options: object,
+    ) -> torch.Tensor:
+        """The same of heads that are still to be normed and rotated, as `projection` says: qkv `[num_tokens, all heads
+        of queries, keys and values · dim]`, cos and sin `[num_tokens, rotated numbers]`. Returns
+        `[num_tokens, heads · dim]`."""
+        step, attend_projected = self.step.tensors, self.backend.attend_projected
+        if step is None:
+            raise RuntimeError("the model was called outside of a step of its runner")
+        if attend_projected is None:
+            raise RuntimeError(f"the {self.backend.name} kernels attend to heads alone")
+        return attend_projected(
+            qkv,
+            projection,
+            cos,
+            sin,
+            step.slots,
+            self.key_cache,
+            self.value_cache,
+            step.block_tables,
+            step.query_start,
+            step.context_lens,
+            window=self.window,
+            shared=step.shared,
+            **options,
+        )
+
 
 def attach(module: torch.nn.Module, layer: PagedLayer) -> None:
     """Make `module`, an attention layer, use `layer` from now on."""
     setattr(module, _ATTRIBUTE, layer)
+
+
+def detach(module: torch.nn.Module) -> None:
+    """Undo `attach`."""
+    delattr(module, _ATTRIBUTE)
+
+
+def layer_of(module: torch.nn.Module) -> PagedLayer:
+    """What is attached to `module`."""
+    layer: PagedLayer = getattr(module, _ATTRIBUTE)
+    return layer
 
 
 def attend(
@@ -81,8 +124,7 @@ def attend(
     There is no mask: causality, window and the rows' borders are the kernel's. That a model passes nothing else
     which matters was proved when it was loaded (`executor_svc.model.proof`).
     """
-    layer: PagedLayer = getattr(module, _ATTRIBUTE)
-    return attend_with(layer, query, key, value, **arguments), None
+    return attend_with(layer_of(module), query, key, value, **arguments), None
 
 
 def attend_with(

@@ -52,7 +52,7 @@ def vocab_size(model: PreTrainedModel, tokenizer: TokenizerFacts) -> int:
     Heads are often padded to a round width, and tokenizers may have had tokens added that the model has not.
     """
     head, stated = model.get_output_embeddings(), model.config.get_text_config().vocab_size
-    width = stated if head is None else head.weight.shape[0]
+    width = stated if head is None else getattr(head, "out_features", None) or head.weight.shape[0]
     readable = getattr(model.get_input_embeddings(), "num_embeddings", stated)
     return min(width, readable, tokenizer.num_ids)
 

@@ -45,6 +45,11 @@ class Forward:
         logits: torch.Tensor = self._run(columns, self.model, **options).logits[0]
         return logits if tokens is None or narrowed else logits.index_select(0, tokens)
 
+    def hidden(self, columns: Columns, tokens: torch.Tensor) -> torch.Tensor:
+        """`[len(tokens), width]`: what the model's head would be given, of those of the step's tokens, int64."""
+        hidden: torch.Tensor = self._run(columns, self.model.base_model).last_hidden_state[0]
+        return hidden.index_select(0, tokens)
+
     def logits_and_head(self, columns: Columns, tokens: torch.Tensor) -> tuple[torch.Tensor, Head]:
         """As `logits`, and besides what gives those of others of the step's tokens, a few at a time.
 

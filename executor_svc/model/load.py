@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from executor_svc.loaded import LoadedModel
-from executor_svc.model import attention, loading, quantized, rotary
+from executor_svc.model import attention, fused, loading, quantized, rotary
 from executor_svc.model.checkpoint import check_directory
 from executor_svc.model.cuda_graphs import record_graphs
 from executor_svc.model.device import check_dtype, rank_device, refusing_out_of_memory
@@ -88,7 +88,11 @@ def _load(settings: ExecutorSettings, device: torch.device, group: Group, progre
     switch_len = rope_switch_len(model.config, max_model_len)
     long_tokens = rotary.install(model, switch_len)
     num_ids = vocab_size(model, tokenizer.facts)
-    served = _Served(model, layers, kernels, num_ids, long_tokens, switch_len, settings, group)
+    greedy_head = None
+    if settings.fused_modules and kernels.level is not None and group.ranks.size == 1:
+        products = fused.Products(kernels.level)
+        greedy_head = fused.fuse(model, layers, kernels, products, max_model_len, progress).greedy
+    served = _Served(model, layers, kernels, num_ids, long_tokens, switch_len, settings, group, greedy_head)
 
     num_blocks = choose_num_blocks(
         served.block_bytes,
@@ -159,6 +163,7 @@ class _Served:
     rope_switch_len: int
     settings: ExecutorSettings
     group: Group
+    greedy_head: fused.GreedyHead | None
 
     @property
     def records_graphs(self) -> bool:
@@ -191,6 +196,7 @@ class _Served:
             long_tokens=self.long_tokens,
             rope_switch_len=self.rope_switch_len,
             agreed=self.group.agreed,
+            greedy_head=self.greedy_head,
         )
 
     def step_bytes(self, max_model_len: int) -> int:

@@ -1,6 +1,7 @@
 """Runs a model with an attention function that is told, for one pass, what to do with each call."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -32,9 +33,19 @@ def forward(model: PreTrainedModel, name: str, look: Look, tokens: torch.Tensor,
     return logits
 
 
-def without_logits(model: PreTrainedModel, name: str, look: Look, tokens: torch.Tensor, **inputs: object) -> None:
-    """The same without the model's head."""
-    _run(model, model.base_model, name, look, tokens, inputs)
+def without_logits(model: PreTrainedModel, name: str, look: Look, tokens: torch.Tensor, **inputs: object) -> Any:
+    """The same without the model's head. Returns what the rest of the model does."""
+    return _run(model, model.base_model, name, look, tokens, inputs)
+
+
+@contextmanager
+def at(module: torch.nn.Module, look: Look) -> Iterator[None]:
+    """While it lasts, calls of `module` alone go to `look`; its model must have been run here before."""
+    setattr(module, _ATTRIBUTE, look)
+    try:
+        yield
+    finally:
+        delattr(module, _ATTRIBUTE)
 
 
 def _run(

@@ -11,6 +11,7 @@ from executor_svc.model.attention import CurrentStep
 from executor_svc.model.decode_graphs import DecodeGraphs, Recorder
 from executor_svc.model.device import first_line
 from executor_svc.model.forward import Columns, Forward
+from executor_svc.model.fused import GreedyHead
 from executor_svc.model.memory import KVMemory
 from executor_svc.model.prompt_scores import score_tokens
 from executor_svc.model.rotary import LongTokens
@@ -54,6 +55,7 @@ class ModelRunner:
     The model's attention layers must be attached to `memory`'s caches and to `current`, its rotary modules to
     `long_tokens`; a row is a long one if it starts with more than `rope_switch_len` tokens, unless that is 0. Decode
     steps go through `graphs` while it is set. What was drawn, int64 on the device, becomes what `agreed` makes of it.
+    With a `greedy_head`, steps of greedy rows alone are without logits.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class ModelRunner:
         long_tokens: LongTokens,
         rope_switch_len: int,
         agreed: Callable[[torch.Tensor], torch.Tensor] = _own,
+        greedy_head: GreedyHead | None = None,
     ) -> None:
         self._memory = memory
         self._agreed = agreed
@@ -78,6 +81,7 @@ class ModelRunner:
         self._sampler = Sampler(vocab_size, model.device)
         self._staging, self._readback = Staging(model.device), Readback(model.device)
         self.forward = Forward(model, current, long_tokens, max_rows)
+        self._greedy_head = greedy_head
         self.graphs: DecodeGraphs | None = None
 
     def start_rows(self, starts: list[RowStart]) -> None:
@@ -150,6 +154,9 @@ class ModelRunner:
                 return None
             if graphs is not None:
                 logits = graphs.run(tensors, step)
+            elif self._greedy_head is not None and plan.takes_the_likeliest:
+                hidden = self.forward.hidden(tensors, tensors["last_tokens"])
+                return self._keep(self._greedy_head(hidden, self._vocab_size), None, plan, tensors)
             else:
                 logits = self.forward.logits(tensors, tensors["last_tokens"])
             return self._sample(logits, plan, tensors)
@@ -188,7 +195,11 @@ class ModelRunner:
         return {"is_long": self._is_long[token_rows(step)]} if self._rope_switch_len else {}
 
     def _sample(self, logits: torch.Tensor, plan: SamplingPlan, tensors: Columns) -> Launched:
-        drawn, logprobs = self._sampler.launch(logits, plan, tensors)
+        return self._keep(*self._sampler.launch(logits, plan, tensors), plan, tensors)
+
+    def _keep(
+        self, drawn: torch.Tensor, logprobs: LogprobTensors | None, plan: SamplingPlan, tensors: Columns
+    ) -> Launched:
         drawn = self._agreed(drawn)
         # A row whose logits were not finite may be in the next step already; its token must be one the model has.
         self.forward.last_tokens.index_copy_(0, tensors["sampling_rows"], drawn.clamp_min(0))

@@ -38,6 +38,11 @@ class SamplingPlan:
         """Whether any row has something to do with `RowTables`."""
         return bool(len(self.penalised) or len(self.ruled) or len(self.watched))
 
+    @property
+    def takes_the_likeliest(self) -> bool:
+        """Whether every row takes the token of its largest logit as the model gives it, and nobody asks for more."""
+        return not (len(self.drawn) or len(self.asking) or self.changes_logits or self.num_masked or self.num_held_back)
+
 
 def plan_sampling(
     rows: SamplingRows, ids: Int32s, positions: Int32s, vocab_size: int, masks: Masks | None = None

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from tests.model.conftest import BLOCK_SIZE, MAX_ROWS, Model, random_ids
+from kernels.cpu import supported
+from tests.model.conftest import MAX_ROWS, Model, random_ids
 from tests.model.driver import Driver, Sequence
 from tests.model.families import REFUSED, SERVED, tiny_config
 from tests.model.test_margin import assert_margin, drawn, greedy
@@ -11,6 +12,9 @@ from tests.model.test_refusals import random_model, refusal, understand
 from tests.tiny_models import WINDOW, save_model
 
 NUM_OUTPUTS = 6
+BLOCK_SIZE = 16  # which the native kernels of a CPU have a layout for
+# Of each kind of replaced modules some, for levels of instructions below this CPU's best.
+FEW = ["llama", "gemma2", "gpt_neox", "gpt_oss"]
 
 
 def alone(model) -> list[Sequence]:
@@ -29,7 +33,7 @@ def batched(model) -> list[Sequence]:
 
 def chunked(model) -> list[Sequence]:
     """Parts that end at no border of a block, beside a row that decodes."""
-    sequences = [greedy(random_ids(5, 2)), greedy(random_ids(6, 4 * BLOCK_SIZE))]
+    sequences = [greedy(random_ids(5, 2)), greedy(random_ids(6, 3 * BLOCK_SIZE + 2))]
     Driver(model.loaded, MAX_ROWS).generate(sequences, NUM_OUTPUTS, chunk=BLOCK_SIZE + 1)
     return sequences
 
@@ -68,9 +72,17 @@ SITUATIONS = {
 }
 
 
-@pytest.mark.parametrize("family", SERVED)
-def test_a_family_alone_batched_chunked_after_a_prefix_hit_and_preempted(family, tmp_path):
-    model = Model(save_model(tmp_path, tiny_config(family, SERVED[family])))
+def cases():
+    for level in supported() or ("reference",):
+        for family in SERVED:
+            is_whole = level == (*supported(), "reference")[0] or family in FEW
+            yield pytest.param(family, level, marks=() if is_whole else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("family", "level"), list(cases()))
+def test_a_family_alone_batched_chunked_after_a_prefix_hit_and_preempted(family, level, tmp_path):
+    directory = save_model(tmp_path, tiny_config(family, SERVED[family]))
+    model = Model(directory, block_size=BLOCK_SIZE, cpu_kernels=level)
     for situation, run in SITUATIONS.items():
         try:
             assert_margin(model, *run(model), num_outputs=NUM_OUTPUTS)

@@ -12,7 +12,7 @@ from tests.model.test_margin import assert_margin, drawn, greedy
 from tests.tiny_models import TINY_DECODER, save_model
 
 NUM_OUTPUTS = 4
-BF16_MARGIN = 0.1  # nats; the model itself is this coarse
+BF16_MARGIN = 0.15  # nats; the model itself is this coarse, and modules that were replaced round elsewhere
 
 
 def poisoned(model):

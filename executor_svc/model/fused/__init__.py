@@ -1,0 +1,12 @@
+"""Modules of a transformers model that are understood, computed by native kernels.
+
+A module is recognised by its structure, never by its family's name, and proved by its results; what cannot be proved
+keeps its own code. A replaced module stays where it is, with its attributes: only its `forward` is another, and the
+weights that this has taken over are gone from it, so that no weight is kept twice.
+"""
+
+from executor_svc.model.fused.output import GreedyHead
+from executor_svc.model.fused.products import Products
+from executor_svc.model.fused.replace import Fused, fuse
+
+__all__ = ["Fused", "GreedyHead", "Products", "fuse"]

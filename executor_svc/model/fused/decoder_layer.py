@@ -1,0 +1,140 @@
+"""Decoder layers: norms, attention, MLP and the additions between them, called without their modules, and each residual
+added where the product before it is rounded.
+
+What a layer does with the results of its parts is found out with stand-ins for them, which compute something simple
+and different from each other: the layer's own code is then an expression in fp32 that a candidate must equal.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from executor_svc.model.fused.agreement import agrees, made_up_rows
+from executor_svc.model.fused.attention import FusedAttention
+from executor_svc.model.fused.gated_mlp import GatedMLP
+from executor_svc.model.fused.heads import Turns
+from executor_svc.model.fused.norm import RMSNorm
+from executor_svc.model.fused.observe import NUM_TOKENS, Seen
+from executor_svc.model.fused.structure import is_untouched
+
+Function = Callable[[torch.Tensor], torch.Tensor]
+_TURNS = "position_embeddings"
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Which of a layer's norms (by number) come before and after attention and MLP; None for no norm.
+
+    Where the MLP is `parallel`, it takes what the attention takes, and both are added to that.
+    """
+
+    before_attention: int | None
+    after_attention: int | None
+    before_mlp: int | None
+    after_mlp: int | None
+    parallel: bool
+
+    def __call__(self, x: torch.Tensor, attention: Function, mlp: Function, norms: list[Function]) -> torch.Tensor:
+        def normed(number: int | None, values: torch.Tensor) -> torch.Tensor:
+            return values if number is None else norms[number](values)
+
+        attended = normed(self.after_attention, attention(normed(self.before_attention, x)))
+        between = x if self.parallel else x + attended
+        made = normed(self.after_mlp, mlp(normed(self.before_mlp, between)))
+        return x + attended + made if self.parallel else between + made
+
+
+@dataclass(frozen=True, slots=True)
+class FusedLayer:
+    """Stands for a decoder layer's `forward`. `num_results`: 0 where that returns no tuple."""
+
+    attention: FusedAttention
+    mlp: GatedMLP
+    norms: list[RMSNorm]
+    order: Order
+    num_results: int
+
+    def __call__(self, hidden_states: torch.Tensor, position_embeddings: Turns | None = None, **_: object) -> Any:
+        order, norms = self.order, self.norms
+        x = hidden_states if order.before_attention is None else norms[order.before_attention](hidden_states)
+        if order.after_attention is None:
+            between = self.attention.attend(x, position_embeddings, hidden_states)
+        else:
+            attended = self.attention.attend(x, position_embeddings, None)
+            between = hidden_states + norms[order.after_attention](attended)
+        x = hidden_states if order.parallel else between
+        if order.before_mlp is not None:
+            x = norms[order.before_mlp](x)
+        made = self.mlp(x, between) if order.after_mlp is None else between + norms[order.after_mlp](self.mlp(x))
+        return (made, *[None] * (self.num_results - 1)) if self.num_results else made
+
+
+def understand(module: nn.Module, seen: Seen) -> FusedLayer | None:
+    """What `module` computes, if it is made of parts that have been replaced and of nothing else; else None."""
+    if not is_untouched(module) or not seen.takes_only(module, "hidden_states", _TURNS):
+        return None
+    if any(True for _ in module.parameters(recurse=False)):
+        return None
+    parts = [child for child in module.children() if "forward" in vars(child)]
+    if any(True for child in module.children() if child not in parts for _ in child.parameters()):
+        return None
+    kinds = [vars(part)["forward"] for part in parts]
+    attention = [part for part, kind in zip(parts, kinds, strict=True) if isinstance(kind, FusedAttention)]
+    mlps = [part for part, kind in zip(parts, kinds, strict=True) if isinstance(kind, GatedMLP)]
+    norms = [part for part, kind in zip(parts, kinds, strict=True) if isinstance(kind, RMSNorm)]
+    if (len(attention), len(mlps)) != (1, 1) or 2 + len(norms) != len(parts):
+        return None
+    found = _order(module, attention[0], mlps[0], norms, seen.inputs[module])
+    if found is None:
+        return None
+    order, num_results = found
+    return FusedLayer(
+        vars(attention[0])["forward"], vars(mlps[0])["forward"], [vars(n)["forward"] for n in norms], order, num_results
+    )
+
+
+def _order(
+    module: nn.Module, attention: nn.Module, mlp: nn.Module, norms: list[nn.Module], inputs: dict[str, Any]
+) -> tuple[Order, int] | None:
+    width = inputs["hidden_states"].shape[-1]
+    hidden = made_up_rows(NUM_TOKENS, width, torch.float32, scales=(1.0,))[None]
+    stand_ins = [_stand_in(number, width) for number in range(2 + len(norms))]
+    results = vars(attention)["forward"].num_results
+    parts, kept = [attention, mlp, *norms], [vars(part)["forward"] for part in (attention, mlp, *norms)]
+    for part, stand_in in zip(parts, stand_ins, strict=True):
+        part.forward = _as_module(stand_in, results if part is attention else 0)
+    try:
+        with torch.inference_mode():
+            made = type(module).forward(module, **inputs | {"hidden_states": hidden})
+    except (RuntimeError, TypeError, ValueError):
+        return None  # takes other inputs than these
+    finally:
+        for part, own in zip(parts, kept, strict=True):
+            part.forward = own
+    result = made[0] if isinstance(made, tuple) else made
+    for order in _orders(len(norms)):
+        if agrees(order(hidden, stand_ins[0], stand_ins[1], list(stand_ins[2:])), result):
+            return order, len(made) if isinstance(made, tuple) else 0
+    return None
+
+
+def _orders(num_norms: int) -> Iterator[Order]:
+    for a, b, c, d in itertools.permutations([*range(num_norms), *[None] * (4 - num_norms)]):
+        yield from (Order(a, b, c, d, parallel) for parallel in (False, True))
+
+
+def _stand_in(number: int, width: int) -> Function:
+    numbers = torch.randn(2, width, generator=torch.Generator().manual_seed(number))
+    return lambda x: torch.tanh(x * numbers[0]) + numbers[1]
+
+
+def _as_module(function: Function, num_results: int) -> Callable[..., Any]:
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        made = function(args[0] if args else kwargs["hidden_states"])
+        return (made, *[None] * (num_results - 1)) if num_results else made
+
+    return forward

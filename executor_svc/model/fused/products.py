@@ -1,0 +1,51 @@
+"""Products of a step's tokens with weights: packed where the CPU has native ones, else torch's own.
+
+What is made here takes weights over: packed ones are in a layout of their own, so the originals can be let go.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from executor_svc.model.fused.structure import Linear
+from kernels.cpu import linear as native
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """x · weightᵀ + bias (+ residual), `[..., inputs]` to `[..., outputs]`."""
+
+    weight: native.PackedWeight | torch.Tensor
+    bias: torch.Tensor | None
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        if isinstance(self.weight, native.PackedWeight):
+            return native.linear(x, self.weight, self.bias, residual)
+        made = functional.linear(x, self.weight, self.bias)
+        return made if residual is None else residual + made
+
+
+@dataclass(frozen=True, slots=True)
+class Products:
+    """How weights become products: natively at `level`, with weights in 8 bits if `int8`."""
+
+    level: str
+    int8: bool = False
+
+    def are_native(self, dtype: torch.dtype) -> bool:
+        return native.is_native(self.level, dtype)
+
+    def make(self, weights: Sequence[torch.Tensor], bias: torch.Tensor | None) -> Product:
+        """One product of weights `[outputs_i, inputs]` of one dtype, whose outputs come one after another."""
+        if self.are_native(weights[0].dtype):
+            return Product(native.pack_many(weights, int8=self.int8, level=self.level), bias)
+        return Product(weights[0] if len(weights) == 1 else torch.cat(list(weights)), bias)
+
+    def of(self, linear: Linear) -> Product:
+        return self.make([linear.weight], linear.bias)
+
+    def gated(self, gate: torch.Tensor, up: torch.Tensor) -> native.PackedWeight:
+        """For `native.gated`; where products are native."""
+        return native.pack_gated(gate, up, int8=self.int8, level=self.level)

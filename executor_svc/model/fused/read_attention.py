@@ -1,0 +1,253 @@
+"""Finds out what an attention layer computes, by comparing with what it hands to its attention function."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from executor_svc.model import looking
+from executor_svc.model.attention import CurrentStep, PagedLayer, StepTensors, attach, attend_with, detach
+from executor_svc.model.fused import norm
+from executor_svc.model.fused.agreement import agrees, in_fp32, is_as_good, made_up_rows, values_in_fp32
+from executor_svc.model.fused.attention import FusedAttention
+from executor_svc.model.fused.heads import HeadCounts, KeptFactors, Rotation, Turns, merged_orders, rotations
+from executor_svc.model.fused.observe import NUM_TOKENS, Seen
+from executor_svc.model.fused.products import Products
+from executor_svc.model.fused.structure import Linear, as_linear, holds_only, is_plain, is_untouched
+from executor_svc.model.looking import Heads
+from executor_svc.model.proof import ProvenLayer
+from kernels import Backend, Projection
+
+_TURNS = "position_embeddings"
+_BLOCK_SIZE = 16  # more than NUM_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """Which of a layer's linear children (by number) do what; `order` as in `merged_orders`."""
+
+    qkv: list[int]
+    output: int
+    order: torch.Tensor | None
+    norms: tuple[int, int] | None
+    rotation: Rotation | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Children:
+    linears: list[Linear]
+    norms: list[norm.RMSNorm]
+
+    @classmethod
+    def of(cls, module: nn.Module, level: str) -> "_Children | None":
+        """None if the module has children with weights of another kind."""
+        linears, rms_norms = [], []
+        for child in module.children():
+            if (linear := as_linear(child)) is not None:
+                linears.append(linear)
+            elif (rms_norm := norm.understand(child, level)) is not None:
+                rms_norms.append(rms_norm)
+            elif any(True for _ in child.parameters()):
+                return None
+        return cls(linears, rms_norms) if len(linears) in (2, 4) and len(rms_norms) in (0, 2) else None
+
+
+def understand(
+    layer: ProvenLayer, seen: Seen, products: Products, backend: Backend, kept_factors: KeptFactors
+) -> FusedAttention | None:
+    """What an attention layer computes; None if that is not understood. Its weights stay in it."""
+    module, arguments = layer.module, seen.attention.get(layer.module)
+    if arguments is None or not is_untouched(module) or not seen.is_free(module):
+        return None
+    if not seen.takes_only(module, "hidden_states", _TURNS):
+        return None
+    children = _Children.of(module, products.level)
+    sinks = _sinks(module, arguments.get("s_aux"))
+    if children is None or (sinks is None and arguments.get("s_aux") is not None):
+        return None
+    if not holds_only(module, list(module.children()), own=[] if sinks is None else [sinks]):
+        return None
+    exact_module, inputs = in_fp32(module), seen.inputs[module]
+    try:
+        witness = _Witness(exact_module, children.linears[0].shape[1], inputs)
+    except (RuntimeError, TypeError, ValueError):
+        return None  # takes other inputs than these
+    exact_children = _Children.of(exact_module, products.level)
+    if exact_children is None:
+        return None
+    reading = next(_readings(exact_children, witness), None)
+    if reading is None:
+        return None
+    fused = FusedAttention(
+        module=module,
+        qkv=_merged(children, reading, products),
+        output=products.of(children.linears[reading.output]),
+        projection=_projection(witness.counts, children.norms, reading),
+        rotation=reading.rotation,
+        kept_factors=kept_factors,
+        scale=_scale(arguments.get("scaling"), witness.counts),
+        soft_cap=arguments.get("softcap"),
+        sinks=sinks,
+        num_results=witness.num_results,
+    )
+    return fused if _is_as_good(fused, layer, exact_module, inputs, backend) else None
+
+
+def _sinks(module: nn.Module, passed: object) -> nn.Parameter | None:
+    """The module's own parameter that it passes on."""
+    own = [parameter for parameter in module.parameters(recurse=False) if parameter is passed]
+    return own[0] if own and is_plain(own[0]) else None
+
+
+def _scale(passed: object, counts: HeadCounts) -> float:
+    return float(passed) if isinstance(passed, int | float) else counts.dim**-0.5
+
+
+class _Witness:
+    """A layer in fp32, and what it makes of some tokens: `heads` for its attention function, and `result` of random
+    vectors, `attended`, that this returned."""
+
+    def __init__(self, exact_module: nn.Module, width: int, inputs: dict[str, Any]) -> None:
+        self.hidden = made_up_rows(NUM_TOKENS, width, torch.float32)[None]
+        self.turns: Turns | None = values_in_fp32(inputs.get(_TURNS))
+        self.heads: Heads = (torch.empty(0), torch.empty(0), torch.empty(0))
+        self.attended = torch.empty(0)
+        made = _call(exact_module, self._attend, self.hidden, inputs)
+        self.num_results = len(made) if isinstance(made, tuple) else 0
+        self.result: torch.Tensor = made[0] if isinstance(made, tuple) else made
+        self.counts = HeadCounts.of(self.heads)
+
+    def _attend(self, module: nn.Module, heads: Heads, mask: object, arguments: dict[str, Any]) -> torch.Tensor:
+        self.heads, (query, _, value) = heads, heads
+        generator = torch.Generator().manual_seed(0)
+        self.attended = torch.randn(1, query.shape[2], query.shape[1], value.shape[3], generator=generator)
+        return self.attended
+
+
+def _call(module: nn.Module, look: looking.Look, hidden: torch.Tensor, inputs: dict[str, Any]) -> Any:
+    """The layer's own `forward`, with other hidden states than it was seen to be called with."""
+    inputs = inputs if hidden.dtype != torch.float32 else values_in_fp32(inputs)
+    with looking.at(module, look), torch.inference_mode():
+        return type(module).forward(module, **inputs | {"hidden_states": hidden})
+
+
+def _readings(children: _Children, witness: _Witness) -> Iterator[_Reading]:
+    """Ways to read the layer that give what it gives."""
+    for output, linear in enumerate(children.linears):
+        if linear.shape[1] != witness.attended[0, 0].numel():
+            continue
+        if not agrees(functional.linear(witness.attended.flatten(2), linear.weight, linear.bias), witness.result):
+            continue
+        others = [i for i in range(len(children.linears)) if i != output]
+        for qkv in itertools.permutations(others):
+            for order in [None] if len(qkv) == 3 else merged_orders(witness.counts):
+                yield from _head_readings(children, witness, list(qkv), output, order)
+
+
+def _head_readings(
+    children: _Children, witness: _Witness, qkv: list[int], output: int, order: torch.Tensor | None
+) -> Iterator[_Reading]:
+    counts = witness.counts
+    raw = torch.cat(
+        [functional.linear(witness.hidden[0], children.linears[i].weight, children.linears[i].bias) for i in qkv],
+        dim=-1,
+    )
+    if raw.shape[-1] != sum(counts.sizes):
+        return
+    if order is not None:
+        raw = raw[:, order]
+    wanted = [heads[0].transpose(0, 1) for heads in witness.heads]
+    if not agrees(raw.unflatten(-1, (-1, counts.dim))[:, -counts.keys :], wanted[2]):  # values are what they were
+        return
+    for norms in [None] if not children.norms else [(0, 1), (1, 0)]:
+        if norms is not None and not _fit(children.norms[0], children.norms[1], counts.dim):
+            continue
+        for rotation in rotations(witness.turns, counts.dim):
+            reading = _Reading(qkv, output, order, norms, rotation)
+            factors: Turns | tuple[None, None] = (None, None)
+            if rotation is not None and witness.turns is not None:
+                factors = rotation.factors(witness.turns)
+            heads = _projection(counts, children.norms, reading).heads(raw, *factors)
+            if all(agrees(*pair) for pair in zip(heads, wanted, strict=True)):
+                yield reading
+
+
+def _projection(counts: HeadCounts, norms: list[norm.RMSNorm], reading: _Reading) -> Projection:
+    sizes = counts.queries, counts.keys, counts.dim
+    if reading.norms is None:
+        return Projection(*sizes, rotary="half" if reading.rotation is None else reading.rotation.style)
+    query, key = (norms[i] for i in reading.norms)
+    return Projection(
+        *sizes,
+        query_norm=query.weight,
+        key_norm=key.weight,
+        norm_eps=query.eps,
+        norm_plus_one=query.plus_one,
+        rotary="half" if reading.rotation is None else reading.rotation.style,
+    )
+
+
+def _fit(one: norm.RMSNorm, other: norm.RMSNorm, dim: int) -> bool:
+    """Whether two norms are of one head each, and alike but for their weights."""
+    alike = (one.eps, one.plus_one) == (other.eps, other.plus_one)
+    return alike and len(one.weight) == len(other.weight) == dim
+
+
+def _merged(children: _Children, reading: _Reading, products: Products) -> Any:
+    linears = [children.linears[i] for i in reading.qkv]
+    biases = [linear.bias for linear in linears]
+    bias = None
+    if any(own is not None for own in biases):
+        bias = torch.cat(
+            [
+                linear.weight.new_zeros(linear.shape[0]) if linear.bias is None else linear.bias.detach()
+                for linear in linears
+            ]
+        )
+    weights = [linear.weight for linear in linears]
+    if reading.order is not None:
+        weights = [weights[0][reading.order]]
+        bias = None if bias is None else bias[reading.order]
+    return products.make(weights, bias)
+
+
+def _is_as_good(
+    fused: FusedAttention, layer: ProvenLayer, exact_module: nn.Module, inputs: dict[str, Any], backend: Backend
+) -> bool:
+    """One step of one row, through small caches."""
+    current = CurrentStep()
+    current.tensors = StepTensors(
+        slots=torch.arange(_BLOCK_SIZE, _BLOCK_SIZE + NUM_TOKENS),
+        block_tables=torch.ones(1, 1, dtype=torch.int32),
+        query_start=torch.tensor([0, NUM_TOKENS], dtype=torch.int32),
+        context_lens=torch.tensor([NUM_TOKENS], dtype=torch.int32),
+    )
+
+    def paged(dtype: torch.dtype) -> PagedLayer:
+        keys, values = backend.allocate_caches(
+            2, _BLOCK_SIZE, layer.num_kv_heads, layer.key_dim, layer.value_dim, dtype, torch.device("cpu")
+        )
+        return PagedLayer(backend, keys, values, current, layer.window)
+
+    def attended_by(paged_layer: PagedLayer) -> looking.Look:
+        return lambda module, heads, mask, arguments: attend_with(paged_layer, *heads, **arguments)
+
+    hidden = made_up_rows(NUM_TOKENS, inputs["hidden_states"].shape[-1], layer.dtype, scales=(1.0,))[None]
+    exact = _first(_call(exact_module, attended_by(paged(torch.float32)), hidden.float(), inputs))
+    own = _first(_call(layer.module, attended_by(paged(layer.dtype)), hidden, inputs))
+    attach(layer.module, paged(layer.dtype))
+    try:
+        with torch.inference_mode():
+            made = _first(fused(**inputs | {"hidden_states": hidden}))
+    finally:
+        detach(layer.module)
+    return is_as_good(made, own, exact)
+
+
+def _first(made: Any) -> torch.Tensor:
+    result: torch.Tensor = made[0] if isinstance(made, tuple) else made
+    return result

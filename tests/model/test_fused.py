@@ -1,0 +1,259 @@
+"""Modules that are understood are replaced, others keep their own code; and what a model computes stays what it was."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+from executor_svc.model import attention
+from executor_svc.model.fused import Products, fuse, norm
+from executor_svc.model.fused.agreement import error, is_as_good
+from executor_svc.model.fused.output import understand_embedding
+from executor_svc.model.fused.pages import give_back
+from executor_svc.model.proof import prove
+from executor_svc.model.refusal import ModelRefused
+from kernels import native_backend
+from kernels.cpu import supported
+from kernels.cpu.linear import is_native
+from tests.model.families import SERVED, tiny_config
+from tests.tiny_models import TINY_DECODER
+
+MAX_LEN = 64
+LEVEL = supported()[0]
+BF16 = torch.bfloat16
+needs_native_products = pytest.mark.skipif(not is_native(LEVEL, BF16), reason="this CPU multiplies no bf16")
+
+
+def random_model(config, dtype=torch.float32):
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval().requires_grad_(False)
+    for name, parameter in model.named_parameters():
+        if "norm" in name:  # ones, or zeros, would hide what is done with them
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model.to(dtype)
+
+
+def family(name, **changes):
+    return tiny_config(name, SERVED[name] | changes)
+
+
+def fused(model, level=LEVEL):
+    return fuse(model, prove(model, MAX_LEN), native_backend(level), Products(level), MAX_LEN)
+
+
+ALL = {"attention": 2, "norm": 5}
+ALL_BF16 = {**ALL, "linear": 1, "mlp": 2, "layer": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "in_fp32", "in_bf16"),
+    [
+        ("llama", ALL, ALL_BF16),
+        ("qwen3", ALL, ALL_BF16),
+        ("phi3", ALL, ALL_BF16),  # merged projections
+        ("glm", ALL, ALL_BF16),  # neighbours are turned, of half a head
+        ("gemma2", ALL | {"norm": 9}, ALL_BF16 | {"norm": 9, "embedding": 1}),  # norms on both sides
+        ("gpt_oss", ALL, ALL | {"linear": 1}),  # sinks; experts
+        ("cohere", {"attention": 2}, {"attention": 2, "mlp": 2, "linear": 1, "embedding": 1}),
+        ("gpt_neox", {"attention": 2}, {"attention": 2, "linear": 5}),  # queries, keys and values head by head
+        ("gpt2", {"attention": 2}, {"attention": 2, "linear": 5, "embedding": 1}),  # transposed weights
+        ("granite", ALL, ALL_BF16 | {"layer": 0}),  # additions of its own kind
+    ],
+)
+def test_what_is_understood_is_replaced(name, in_fp32, in_bf16):
+    for dtype, expected in ((torch.float32, in_fp32), (BF16, in_bf16)):
+        if dtype == BF16 and not is_native(LEVEL, BF16):
+            continue
+        replaced = fused(random_model(family(name), dtype)).replaced
+        assert replaced == {kind: count for kind, count in expected.items() if count}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("olmo", {"clip_qkv": 2.0}),  # a limit on values
+        ("ministral3", {}),  # queries are scaled far out
+        ("hunyuan_v1_dense", {}),  # norms come after the rotation
+        ("stablelm", {}),  # norms of another kind
+        ("nanochat", {}),  # norms that are no modules
+        ("deepseek_v3", {}),  # latent attention
+        ("afmoe", {}),  # a gate on what was attended to
+    ],
+)
+def test_attention_that_does_something_else_keeps_its_own_code(name, changes):
+    assert "attention" not in fused(random_model(family(name, **changes))).replaced
+
+
+def llama(dtype=torch.float32, **changes):
+    return random_model(transformers.LlamaConfig(**TINY_DECODER | changes), dtype)
+
+
+def test_a_module_with_a_hook_keeps_its_own_code():
+    """As transformers hangs them on for several devices."""
+    model = llama()
+    model.model.layers[0].self_attn.q_proj.register_forward_hook(lambda *_: None)
+    model.model.norm.register_forward_pre_hook(lambda *_: None)
+    assert fused(model).replaced == {"attention": 1, "norm": 4}
+
+
+@needs_native_products
+def test_weights_that_others_read_stay():
+    model = llama(BF16)
+    layer = model.model.layers[0].mlp
+    layer.register_module("reader", Reader(layer.down_proj))
+    layer.forward = lambda x: layer.reader(layer.act_fn(layer.gate_proj(x)) * layer.up_proj(x))
+    assert fused(model).replaced == ALL_BF16 | {"mlp": 1, "layer": 1, "linear": 3}
+    assert layer.down_proj.weight.numel()
+
+
+class Reader(nn.Module):
+    """Has the weight of another."""
+
+    def __init__(self, other):
+        super().__init__()
+        self.others = [other]
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.others[0].weight)
+
+
+@needs_native_products
+def test_weights_are_kept_once():
+    model = llama(BF16)
+    fused(model)
+    left = {name for name, parameter in model.named_parameters() if parameter.numel()}
+    assert left == {"model.embed_tokens.weight", "model.norm.weight"} | {
+        f"model.layers.{i}.{name}_layernorm.weight" for i in range(2) for name in ("input", "post_attention")
+    }
+    assert (model.dtype, model.device.type, model.lm_head.out_features) == (BF16, "cpu", 320)
+
+
+@needs_native_products
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3_text", "phi3", "gpt2", "mixtral"])
+def test_in_bf16_logits_are_as_close_to_fp32_as_the_model_s_own(name):
+    """What the same weights give in fp32."""
+    ids = torch.arange(48) * 7 % 320
+    served = random_model(family(name), BF16)
+    layers = prove(served, MAX_LEN)
+    fuse(served, layers, native_backend(LEVEL), Products(LEVEL), MAX_LEN)
+    with torch.inference_mode():
+        own, exact = (
+            model(input_ids=ids[None], use_cache=False).logits[0]
+            for model in (random_model(family(name), BF16), random_model(family(name), BF16).float())
+        )
+        distances = [error(logits, exact) for logits in (paged_logits(served, layers, ids), own)]
+    print(f"{name}: {distances[0]:.4f} of what fp32 gives, transformers' own {distances[1]:.4f}")
+    assert distances[0] <= distances[1]
+
+
+def paged_logits(model, layers, ids):
+    """One row, in one step."""
+    current, backend = attention.CurrentStep(), native_backend(LEVEL)
+    attention.register()
+    model.set_attn_implementation(attention.ATTENTION_NAME)
+    for layer in layers:
+        caches = backend.allocate_caches(
+            2, MAX_LEN, layer.num_kv_heads, layer.key_dim, layer.value_dim, layer.dtype, model.device
+        )
+        attention.attach(layer.module, attention.PagedLayer(backend, *caches, current, layer.window))
+    current.tensors = attention.StepTensors(
+        slots=MAX_LEN + torch.arange(len(ids)),
+        block_tables=torch.ones(1, 1, dtype=torch.int32),
+        query_start=torch.tensor([0, len(ids)], dtype=torch.int32),
+        context_lens=torch.tensor([len(ids)], dtype=torch.int32),
+    )
+    return model(input_ids=ids[None], position_ids=torch.arange(len(ids))[None], use_cache=False).logits[0]
+
+
+@needs_native_products
+@pytest.mark.parametrize("name", ["llama", "gemma2", "granite", "cohere"])
+def test_the_greedy_head_finds_the_largest_logit_and_tells_rows_that_are_not_finite(name):
+    model = random_model(family(name), BF16)
+    head = fused(model).greedy
+    hidden = torch.randn(9, 64, dtype=BF16)
+    hidden[4, 7] = torch.nan
+    with torch.inference_mode():
+        logits = model.lm_head(hidden)[:, :300]
+    cap = getattr(model.config, "final_logit_softcapping", None)
+    expected = (logits if cap is None else torch.tanh(logits / cap) * cap).argmax(-1)
+    expected[4] = -1
+    assert torch.equal(head(hidden, 300), expected)
+
+
+@needs_native_products
+def test_no_greedy_head_where_logits_are_not_those_of_the_head():
+    model = llama(BF16)
+    own = model.forward
+
+    def forward(*args, **kwargs):
+        made = own(*args, **kwargs)
+        made.logits[..., 5] += 1
+        return made
+
+    model.forward = forward
+    assert fused(model).greedy is None
+
+
+@pytest.mark.parametrize("plus_one", [False, True])
+def test_norms_of_either_kind_are_told_apart(plus_one):
+    kind = transformers.models.gemma3.modeling_gemma3.Gemma3RMSNorm if plus_one else nn.RMSNorm
+    module = kind(48, eps=1e-3).requires_grad_(False)
+    module.weight.normal_()
+    found = norm.understand(module, LEVEL)
+    assert (found.plus_one, found.eps) == (plus_one, 1e-3)
+    x = torch.randn(3, 2, 48)
+    torch.testing.assert_close(found(x), module(x))
+
+
+@pytest.mark.parametrize("module", [nn.LayerNorm(48, bias=False), nn.RMSNorm((2, 48)), nn.PReLU(48)])
+def test_what_is_no_rms_norm_is_not_taken_for_one(module):
+    assert norm.understand(module.requires_grad_(False), LEVEL) is None
+
+
+def test_an_embedding_that_multiplies_its_rows_is_understood():
+    module = transformers.models.gemma3.modeling_gemma3.Gemma3TextScaledWordEmbedding(320, 64, 0, embed_scale=8.0)
+    assert understand_embedding(module.requires_grad_(False)) == (True, torch.tensor(8.0))
+    assert understand_embedding(nn.Embedding(320, 64, max_norm=0.1).requires_grad_(False)) == (False, None)
+
+
+def test_a_replacement_must_come_as_close_as_the_module_does():
+    exact = torch.randn(50, 64)
+    own = exact.bfloat16()
+    assert is_as_good(own, own, exact)
+    assert is_as_good((exact * 1.001).bfloat16(), own, exact)
+    assert not is_as_good((exact * 1.01).bfloat16(), own, exact)
+    assert not is_as_good(exact, own, exact)  # of another type
+    assert not is_as_good(exact * 1.0001, exact, exact)
+    assert not is_as_good(own * torch.nan, own, exact)
+
+
+def test_a_model_that_is_no_longer_itself_is_refused(monkeypatch):
+    broken = lambda self, x: x * 0.5  # noqa: E731
+    monkeypatch.setattr(norm.RMSNorm, "__call__", broken)
+    monkeypatch.setattr(norm, "is_as_good", lambda *_: True)
+    monkeypatch.setattr(norm, "agrees", lambda *_: True)
+    with pytest.raises(ModelRefused, match="set fused_modules to false"):
+        fused(llama())
+
+
+def test_pages_of_a_file_are_given_back_and_can_be_read_again(tmp_path):
+    weight = torch.randn(1 << 20)
+    save_file({"weight": weight}, tmp_path / "model.safetensors")
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        mapped = file.get_tensor("weight")
+    assert torch.equal(mapped, weight)
+    before = resident_bytes("model.safetensors")
+    give_back([mapped, weight])
+    assert resident_bytes("model.safetensors") <= before - 0.9 * weight.nbytes
+    assert torch.equal(mapped, weight)  # what is no file's is left alone
+
+
+def resident_bytes(file):
+    """Of this process's memory that is `file`'s."""
+    lines = Path("/proc/self/smaps").read_text().splitlines()
+    at = [i for i, line in enumerate(lines) if line.endswith(file)]
+    return sum(int(next(line for line in lines[i:] if line.startswith("Rss:")).split()[1]) << 10 for i in at)
