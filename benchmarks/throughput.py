@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -154,10 +155,13 @@ def main() -> None:
     )
     args = parser.parse_args()
     args.workload = args.workload or list(WORKLOADS)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # no engine is left behind
     try:
         figures = asyncio.run(measure(args))
     except (DemoFailed, PeerFailed) as error:
         sys.exit(str(error))
+    except KeyboardInterrupt:
+        sys.exit("interrupted")
     if args.json:
         print(json.dumps(figures))
 

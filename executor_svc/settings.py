@@ -52,6 +52,13 @@ class ExecutorSettings(BaseSettings):
         True, description="Compute the parts of a model that are understood by a CPU's kernels, in fewer passes."
     )
 
+    cpu_threads: int | None = Field(
+        None,
+        ge=1,
+        le=4096,
+        description="Threads that a step runs on, on a CPU; as many as the process may use cores if unset.",
+    )
+
     block_size: int = Field(16, ge=1, le=256, description="Tokens in a KV block: a power of two, 1 to 256.")
     num_blocks: int | None = Field(
         None,

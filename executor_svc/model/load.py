@@ -28,6 +28,7 @@ from executor_svc.model.ready_tokenizer import load_ready
 from executor_svc.model.rehearsal import rehearse
 from executor_svc.model.runner import ModelRunner
 from executor_svc.model.step_profile import measure_step_bytes
+from executor_svc.model.threads import set_threads
 from executor_svc.model.warm_up import Room, warm_up
 from executor_svc.ranks import ONE, Ranks
 from executor_svc.settings import ExecutorSettings
@@ -45,7 +46,7 @@ def load(settings: ExecutorSettings, ranks: Ranks = ONE) -> LoadedModel:
     """Everything that an executor needs of `settings.model`; of several ranks, what rank 0 needs. Raises
     ModelRefused."""
     loading.refuse_foreign_kernels()
-    device = rank_device(settings.device, ranks)
+    device = _prepared_device(settings, ranks)
     group = ALONE if ranks.size == 1 else ProcessGroup(ranks, device, settings.rank_timeout_s)
     if ranks.size > 1 and device.type == "cpu":
         warn_of_idle_cores(ranks.local_size, torch.get_num_threads(), os.cpu_count() or 1)
@@ -60,9 +61,16 @@ def load(settings: ExecutorSettings, ranks: Ranks = ONE) -> LoadedModel:
 def load_share(settings: ExecutorSettings, ranks: Ranks) -> FollowingRunner:
     """What any other rank needs. Raises ModelRefused."""
     loading.refuse_foreign_kernels()
-    device = rank_device(settings.device, ranks)
+    device = _prepared_device(settings, ranks)
     group = ProcessGroup(ranks, device, settings.rank_timeout_s)
     return FollowingRunner(_load(settings, device, group, silent).runner, group)
+
+
+def _prepared_device(settings: ExecutorSettings, ranks: Ranks) -> torch.device:
+    device = rank_device(settings.device, ranks)
+    if device.type == "cpu":
+        set_threads(settings.cpu_threads, ranks.local_size)
+    return device
 
 
 def _load(settings: ExecutorSettings, device: torch.device, group: Group, progress: Progress) -> LoadedModel:

@@ -1,0 +1,45 @@
+"""A step gets no more threads than the process may use cores."""
+
+import pytest
+import torch
+
+from executor_svc.model import threads
+from executor_svc.model.threads import cores_of_group, set_threads
+
+
+@pytest.fixture(autouse=True)
+def as_before():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({"cpu.max": "150000 100000\n"}, 1.5),
+        ({"cpu.max": "max 100000\n"}, None),
+        ({"cpu/cpu.cfs_quota_us": "200000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2.0),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
+        ({}, None),
+    ],
+)
+def test_the_share_of_a_control_group_is_read_in_both_versions(tmp_path, files, cores):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert cores_of_group(tmp_path) == cores
+
+
+@pytest.mark.parametrize(("limit", "taken"), [(None, 4), (8.0, 4), (2.5, 2), (0.5, 1)])
+def test_torch_is_given_no_more_than_that(monkeypatch, limit, taken):
+    torch.set_num_threads(4)
+    monkeypatch.setattr(threads, "cores_of_group", lambda: limit)
+    set_threads(None)
+    assert torch.get_num_threads() == taken
+
+
+def test_a_number_that_is_given_is_taken(monkeypatch):
+    monkeypatch.setattr(threads, "cores_of_group", lambda: 1.0)
+    set_threads(3)
+    assert torch.get_num_threads() == 3
