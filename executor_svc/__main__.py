@@ -124,11 +124,14 @@ def _load(settings: ExecutorSettings, ranks: Ranks) -> LoadedModel:
 def _loaded(call: Callable[[ModuleType], _T]) -> _T:
     """What `call` makes of the module that loads models. Ends the process with code 1 where that cannot be."""
     try:
-        from executor_svc.model import load  # brings torch, which the simulated executor does without
+        # Brings torch, which the simulated executor does without.
+        from executor_svc.model import load
+        from executor_svc.model.denormals import flush_denormals
     except ModuleNotFoundError as error:
         needed = "pip install 'paged-inference[executor]'"
         structlog.get_logger().error("package_missing", package=error.name, needed=needed)
         sys.exit(1)
+    flush_denormals()
     try:
         return call(load)
     except ModelRefused as error:

@@ -3,7 +3,6 @@
 Each level's library registers its operations under `torch.ops.paged_cpu_<level>`, so one process may hold several.
 """
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +22,15 @@ def ops(level: str | None = None, cache_dir: Path = CACHE) -> Any:
     name = level or (supported() or ("",))[0]
     if name not in LEVELS:
         raise BuildError(f"there are none for this CPU{f' of level {name}' if name else ''}")
-    return _loaded(name, cache_dir)
+    if name not in _loaded:  # once, from whichever directory: operations cannot be registered twice
+        _loaded[name] = _load(name, cache_dir)
+    return _loaded[name]
 
 
-@cache
-def _loaded(name: str, cache_dir: Path) -> Any:
+_loaded: dict[str, Any] = {}
+
+
+def _load(name: str, cache_dir: Path) -> Any:
     known = supported()
     runs = name in known or (name == "amx_emulated" and "avx512_bf16" in known)
     if not runs:

@@ -85,3 +85,9 @@ def test_a_level_that_the_cpu_does_not_run_is_refused(name):
         pytest.skip("this CPU runs it")
     with pytest.raises(library.BuildError):
         library.ops(name)
+
+
+def test_a_level_is_loaded_once_from_whichever_directory(tmp_path):
+    first = library.ops()
+    assert library.ops(levels.supported()[0], tmp_path) is first
+    assert not list(tmp_path.iterdir())
