@@ -26,6 +26,7 @@ def gather_facts(
     served_name: str,
     max_model_len: int,
     block_size: int,
+    int8_weights: bool = False,
 ) -> executor_pb2.ModelFacts:
     dtype = str(model.dtype).removeprefix("torch.")
     num_ids = vocab_size(model, tokenizer)
@@ -40,7 +41,7 @@ def gather_facts(
         eos_token_ids=sorted({token for place in places for token in _ids(place, "eos_token_id", num_ids)}),
         bos_token_id=bos,
         dtype=dtype,
-        fingerprint=fingerprint(directory, dtype),
+        fingerprint=fingerprint(directory, dtype + " int8" * int8_weights),
         block_size=block_size,
         rope_switch_len=rope_switch_len(model.config, max_model_len),
     )
@@ -94,7 +95,8 @@ def rope_switch_len(config: PreTrainedConfig, max_model_len: int) -> int:
 
 
 def fingerprint(directory: Path, dtype: str) -> str:
-    """Changes when configuration, type or weights do. Of a weight file its name, size, first and last MiB count."""
+    """Changes when configuration, weights, or the type in which they are served do. Of a weight file its name, size,
+    first and last MiB count."""
     digest = hashlib.sha256()
     digest.update((directory / "config.json").read_bytes())
     digest.update(dtype.encode())

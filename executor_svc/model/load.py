@@ -25,6 +25,7 @@ from executor_svc.model.parallel.sharding import warn_of_idle_cores
 from executor_svc.model.progress import Progress, shown_progress, silent, transformers_told
 from executor_svc.model.proof import ProvenLayer, prove
 from executor_svc.model.ready_tokenizer import load_ready
+from executor_svc.model.refusal import ModelRefused
 from executor_svc.model.rehearsal import rehearse
 from executor_svc.model.runner import ModelRunner
 from executor_svc.model.step_profile import measure_step_bytes
@@ -97,8 +98,7 @@ def _load(settings: ExecutorSettings, device: torch.device, group: Group, progre
     long_tokens = rotary.install(model, switch_len)
     num_ids = vocab_size(model, tokenizer.facts)
     greedy_head = None
-    if settings.fused_modules and kernels.level is not None and group.ranks.size == 1:
-        products = fused.Products(kernels.level)
+    if (products := _products(model, kernels, settings, group)) is not None:
         greedy_head = fused.fuse(model, layers, kernels, products, max_model_len, progress).greedy
     served = _Served(model, layers, kernels, num_ids, long_tokens, switch_len, settings, group, greedy_head)
 
@@ -127,6 +127,7 @@ def _load(settings: ExecutorSettings, device: torch.device, group: Group, progre
         served_name=settings.served_name or loading.name_of(name),
         max_model_len=max_model_len,
         block_size=settings.block_size,
+        int8_weights=settings.int8_weights,
     )
     log.info(
         "model_loaded",
@@ -157,6 +158,21 @@ def _load_weights(
         )
     check_dtype(model.dtype, device)
     return model
+
+
+def _products(
+    model: PreTrainedModel, kernels: Backend, settings: ExecutorSettings, group: Group
+) -> fused.Products | None:
+    """What replaced modules compute with; None where none are. Raises ModelRefused where 8 bits cannot be had."""
+    products = None
+    if settings.fused_modules and kernels.level is not None and group.ranks.size == 1:
+        products = fused.Products(kernels.level, int8=settings.int8_weights)
+    if settings.int8_weights and (products is None or not products.are_native(model.dtype)):
+        raise ModelRefused(
+            f"int8_weights is set, which takes a model in bfloat16, a CPU that multiplies that (the kernels are "
+            f"{kernels.name}, the model is in {model.dtype}), fused_modules and a single rank; unset it"
+        )
+    return products
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """Modules that are understood are replaced, others keep their own code; and what a model computes stays what it was."""
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,7 @@ needs_native_products = pytest.mark.skipif(not is_native(LEVEL, BF16), reason="t
 
 def random_model(config, dtype=torch.float32):
     torch.manual_seed(0)
+    config = copy.deepcopy(config)  # a model notes its attention function there
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval().requires_grad_(False)
     for name, parameter in model.named_parameters():
         if "norm" in name:  # ones, or zeros, would hide what is done with them
@@ -41,8 +43,8 @@ def family(name, **changes):
     return tiny_config(name, SERVED[name] | changes)
 
 
-def fused(model, level=LEVEL):
-    return fuse(model, prove(model, MAX_LEN), native_backend(level), Products(level), MAX_LEN)
+def fused(model, *, int8=False):
+    return fuse(model, prove(model, MAX_LEN), native_backend(LEVEL), Products(LEVEL, int8), MAX_LEN)
 
 
 ALL = {"attention": 2, "norm": 5}
@@ -135,19 +137,39 @@ def test_weights_are_kept_once():
 @needs_native_products
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3_text", "phi3", "gpt2", "mixtral"])
 def test_in_bf16_logits_are_as_close_to_fp32_as_the_model_s_own(name):
-    """What the same weights give in fp32."""
+    replaced, own = distances_to_fp32(family(name))
+    print(f"{name}: {replaced:.4f} of what fp32 gives, transformers' own {own:.4f}")
+    assert replaced <= own
+
+
+@needs_native_products
+def test_weights_in_8_bits_are_less_exact():
+    wide = {"hidden_size": 320, "intermediate_size": 480, "initializer_range": 0.05}
+    in_8_bits, own = distances_to_fp32(family("llama", **wide), int8=True)
+    in_16_bits, _ = distances_to_fp32(family("llama", **wide))
+    print(f"{in_8_bits:.4f} of what fp32 gives; in 16 bits {in_16_bits:.4f}, transformers' own {own:.4f}")
+    assert in_16_bits < in_8_bits < 0.05
+
+
+@needs_native_products
+def test_narrow_layers_keep_16_bits():
+    products = Products(LEVEL, int8=True)
+    weights = [products.make([torch.randn(outputs, 64, dtype=BF16)], None).weight for outputs in (8, 512)]
+    assert [weight.scales is None for weight in weights] == [True, False]
+
+
+def distances_to_fp32(config, *, int8=False):
+    """Of logits as they are served, and of the model's own in bf16, from what the same weights give in fp32."""
     ids = torch.arange(48) * 7 % 320
-    served = random_model(family(name), BF16)
+    served = random_model(config, BF16)
     layers = prove(served, MAX_LEN)
-    fuse(served, layers, native_backend(LEVEL), Products(LEVEL), MAX_LEN)
+    fuse(served, layers, native_backend(LEVEL), Products(LEVEL, int8), MAX_LEN)
     with torch.inference_mode():
         own, exact = (
             model(input_ids=ids[None], use_cache=False).logits[0]
-            for model in (random_model(family(name), BF16), random_model(family(name), BF16).float())
+            for model in (random_model(config, BF16), random_model(config, BF16).float())
         )
-        distances = [error(logits, exact) for logits in (paged_logits(served, layers, ids), own)]
-    print(f"{name}: {distances[0]:.4f} of what fp32 gives, transformers' own {distances[1]:.4f}")
-    assert distances[0] <= distances[1]
+        return [error(logits, exact) for logits in (paged_logits(served, layers, ids), own)]
 
 
 def paged_logits(model, layers, ids):

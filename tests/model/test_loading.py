@@ -201,3 +201,9 @@ def test_kv_memory_that_does_not_fit_is_refused_with_both_sizes(monkeypatch, num
 
 def test_a_sequence_is_never_longer_than_all_blocks_together(directory):
     assert load(settings_for(directory, num_blocks=11)).facts.max_model_len == 40
+
+
+def test_weights_in_8_bits_are_refused_where_they_would_not_be(directory):
+    for changes in ({"fused_modules": False, "dtype": "bfloat16"}, {"cpu_kernels": "reference"}, {"dtype": "float32"}):
+        with pytest.raises(ModelRefused, match="int8_weights is set, which takes"):
+            load(settings_for(directory, int8_weights=True, **changes))

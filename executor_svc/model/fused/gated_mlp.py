@@ -70,7 +70,7 @@ def understand(module: nn.Module, seen: Seen, products: Products) -> GatedMLP | 
         return None
     reading = list(_readings(linears))[exact_readings.index(found)]
     mlp = GatedMLP(products.gated(reading.gate, reading.up), products.of(reading.down), reading.activation)
-    return mlp if is_as_good(mlp(rows[None]), own, exact) else None
+    return mlp if is_as_good(mlp(rows[None]), own, exact, products.rounding) else None
 
 
 def _linears(module: nn.Module) -> list[Linear]:

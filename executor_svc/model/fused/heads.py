@@ -97,7 +97,7 @@ class KeptFactors:
 
     def of(self, rotation: Rotation, turns: Turns) -> Turns:
         for (cos, _), made_by, factors in self._kept:
-            if cos is turns[0] and made_by is rotation:
+            if cos is turns[0] and made_by == rotation:
                 return factors
         factors = rotation.factors(turns)
         self._kept = [(turns, rotation, factors), *self._kept[: self._MOST - 1]]

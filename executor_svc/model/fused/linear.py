@@ -21,7 +21,8 @@ def understand(module: nn.Module, seen: Seen, products: Products) -> Product | N
         return None
     rows = made_up_rows(_ROWS, linear.shape[1], linear.weight.dtype)
     product = products.of(linear)
-    return product if is_as_good(product(rows), module(rows), _exact(linear, rows.float())) else None
+    exact = _exact(linear, rows.float())
+    return product if is_as_good(product(rows), module(rows), exact, products.rounding) else None
 
 
 def _exact(linear: Linear, rows: torch.Tensor) -> torch.Tensor:

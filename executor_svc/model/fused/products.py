@@ -9,8 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from executor_svc.model.fused.agreement import ROUNDING
 from executor_svc.model.fused.structure import Linear
 from kernels.cpu import linear as native
+
+_INT8_ROUNDING = 0.05
+# Outputs, at most, of layers that keep 16 bits: little is gained, and which expert a token goes to may hang on them.
+_NARROW = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +39,19 @@ class Products:
     level: str
     int8: bool = False
 
+    @property
+    def rounding(self) -> float:
+        """By how much a product may be off, relative."""
+        return _INT8_ROUNDING if self.int8 else ROUNDING
+
     def are_native(self, dtype: torch.dtype) -> bool:
         return native.is_native(self.level, dtype)
 
     def make(self, weights: Sequence[torch.Tensor], bias: torch.Tensor | None) -> Product:
         """One product of weights `[outputs_i, inputs]` of one dtype, whose outputs come one after another."""
         if self.are_native(weights[0].dtype):
-            return Product(native.pack_many(weights, int8=self.int8, level=self.level), bias)
+            int8 = self.int8 and sum(len(weight) for weight in weights) > _NARROW
+            return Product(native.pack_many(weights, int8=int8, level=self.level), bias)
         return Product(weights[0] if len(weights) == 1 else torch.cat(list(weights)), bias)
 
     def of(self, linear: Linear) -> Product:

@@ -94,7 +94,8 @@ def understand(
         sinks=sinks,
         num_results=witness.num_results,
     )
-    return fused if _is_as_good(fused, layer, exact_module, inputs, backend) else None
+    made, own, exact = _attended(fused, layer, exact_module, inputs, backend)
+    return fused if is_as_good(made, own, exact, products.rounding) else None
 
 
 def _sinks(module: nn.Module, passed: object) -> nn.Parameter | None:
@@ -215,10 +216,10 @@ def _merged(children: _Children, reading: _Reading, products: Products) -> Any:
     return products.make(weights, bias)
 
 
-def _is_as_good(
+def _attended(
     fused: FusedAttention, layer: ProvenLayer, exact_module: nn.Module, inputs: dict[str, Any], backend: Backend
-) -> bool:
-    """One step of one row, through small caches."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """One step of one row through small caches, as replaced, by the layer itself, and by that in fp32."""
     current = CurrentStep()
     current.tensors = StepTensors(
         slots=torch.arange(_BLOCK_SIZE, _BLOCK_SIZE + NUM_TOKENS),
@@ -245,7 +246,7 @@ def _is_as_good(
             made = _first(fused(**inputs | {"hidden_states": hidden}))
     finally:
         detach(layer.module)
-    return is_as_good(made, own, exact)
+    return made, own, exact
 
 
 def _first(made: Any) -> torch.Tensor:
