@@ -30,7 +30,7 @@ def paged_attention(
     """As `kernels.reference.paged_attention`; the last dimension of every tensor must be contiguous.
 
     Both products are computed in q's dtype where the cache has the same, else in fp32; sums are fp32. Shared blocks are
-    read once in a batch with as many queries as rows; in others, whose prompts are what takes long, as often as not.
+    read once in a batch with as many queries as rows; in others, where prompts take most of the time, for each row.
     """
     tensors = q, key_cache, value_cache, block_tables, query_start, context_lens
     tile, splits = tile_and_splits(*tensors, window=window, soft_cap=soft_cap, sinks=sinks, shared=shared)

@@ -115,6 +115,8 @@ triton.runtime.driver.set_active(Driver())
 launches = _write(Variant("bf16", 64, 64, "decode"), DEVICES[90])
 for rows in (1, 2, 3, 5, 8, 17, 64, 500):
     launches += Variant("bf16", 64, 64, "decode", rows=rows).launches(DEVICES[90])
+for members in (2, 3, 8, 16):
+    launches += Variant("bf16", 64, 64, "decode", rows=2 * members, members=members).launches(DEVICES[90])
 for launch in launches:
     compiled = launch.kernel.warmup(**launch.arguments, grid=launch.grid, **launch.options)
     print(launch.name, compiled.hash, compiled.asm["ptx"] == launch.compiled(90).asm["ptx"])
@@ -131,4 +133,7 @@ def test_triton_takes_the_arguments_of_each_launch_and_compiles_nothing_anew_for
     launches = [line.split() for line in done.stdout.splitlines()]
     assert {same for *_, same in launches} == {"True"}
     kernels = {(name, compiled) for name, compiled, _ in launches}
-    assert sorted(name for name, _ in kernels) == ["attention_kernel"] * 2 + ["merge_kernel", "write_kernel"]
+    # Of rows that share, what they have of their own is for a kernel of its own, too.
+    shared = ["merge_shared_kernel", "shared_kernel"]
+    names = sorted(name for name, _ in kernels)
+    assert names == sorted(["attention_kernel"] * 3 + ["merge_kernel", "write_kernel"] + shared)
