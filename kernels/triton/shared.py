@@ -15,7 +15,7 @@ from kernels.triton.launches import (
     score_factors,
 )
 from kernels.triton.shared_kernel import merge_shared_kernel, shared_kernel
-from kernels.triton.tiles import MAX_REGISTERS, Tile, kind_of, num_splits, power_of_two, tile_for
+from kernels.triton.tiles import MAX_REGISTERS, ROOMY_BYTES, Tile, kind_of, num_splits, power_of_two, tile_for
 
 
 def shared_tile_and_splits(
@@ -32,15 +32,11 @@ def shared_tile_and_splits(
     """What the segments are best computed with: as rows with as many queries as they have members."""
     block_size, num_kv_heads = key_cache.shape[1:3]
     group, num_segments, num_members = q.shape[1] // num_kv_heads, len(shared.first), len(shared.rows)
-    tile = tile_for(
-        kind_of(num_members, num_segments, group),
-        group,
-        q.shape[2],
-        value_cache.shape[3],
-        dot_dtype(q, key_cache),
-        device.shared_memory_bytes,
-        capped=soft_cap is not None,
-    )
+    head_dim, value_dim, memory = q.shape[2], value_cache.shape[3], device.shared_memory_bytes
+    if max(head_dim, value_dim) > 256:
+        memory = min(memory, ROOMY_BYTES - 1)  # of tiles with more rows the registers would spill
+    kind, dot = kind_of(num_members, num_segments, group), dot_dtype(q, key_cache)
+    tile = tile_for(kind, group, head_dim, value_dim, dot, memory, capped=soft_cap is not None)
     likely_tiles = max(num_segments, -(-num_members // tile.queries))
     longest = block_tables.shape[1] * block_size if window is None else min(block_tables.shape[1] * block_size, window)
     return tile, num_splits(likely_tiles * num_kv_heads * -(-group // tile.heads), longest, device.num_processors)
