@@ -92,6 +92,12 @@ def linear(
     return weight.ops.linear(x, weight.panels, weight.scales, weight.sums, weight.outputs, bias, residual, number, out)
 
 
+def linear_sums(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
+    """x · weightᵀ in fp32, `[..., inputs]` bf16 to `[..., outputs]`: for who adds more before it is rounded."""
+    _check(x, weight, gated=False)
+    return weight.ops.linear_sums(x, weight.panels, weight.scales, weight.sums, weight.outputs)
+
+
 def gated(x: torch.Tensor, weight: PackedWeight, activation: str) -> torch.Tensor:
     """activation(x · gateᵀ) * (x · upᵀ), `[..., inputs]` to `[..., outputs]`, of a weight from `pack_gated`."""
     _check(x, weight, gated=True)

@@ -45,6 +45,15 @@ def test_bias_activation_and_residual_are_added_before_one_rounding(level, weigh
         assert _error(linear.linear(x, packed, bias, residual, activation), expected) < BF16_ERROR, activation
 
 
+def test_sums_are_not_rounded(level, weight):
+    packed = linear.pack(weight, level=level)
+    for num_rows in _rows(level):
+        x = _random(num_rows, weight.shape[1])
+        sums = linear.linear_sums(x, packed)
+        assert sums.dtype == torch.float32
+        assert _error(sums, _product(x, weight)) < 1e-6, num_rows
+
+
 def test_a_gate_and_what_it_gates(level, weight):
     up = _random(*weight.shape, seed=4)
     packed = linear.pack_gated(weight, up, level=level)

@@ -99,6 +99,33 @@ class GatedEpilogue final : public Epilogue {
   const Activation activation_;
 };
 
+// For who adds more to the sums before they are rounded.
+class SumsEpilogue final : public Epilogue {
+ public:
+  SumsEpilogue(const PackedWeight& weight, const PreparedRows& rows, float* out, int64_t size)
+      : weight_(weight), rows_(rows), out_(out), size_(size) {}
+
+  void expect(const Tile&) const override {}
+
+  void take(const Tile& tile) const override {
+    rows_.dequantize(weight_, tile);
+    for (int64_t lane = 0; lane < kPanel; lane += kLane) {
+      const int64_t output = tile.panel * kPanel + lane;
+      const __mmask16 lanes = first_lanes(size_ - output);
+      for (int64_t r = 0; r < tile.num_rows; ++r) {
+        float* to = out_ + (tile.first_row + r) * size_ + output;
+        _mm512_mask_storeu_ps(to, lanes, _mm512_loadu_ps(tile.sums + r * kPanel + lane));
+      }
+    }
+  }
+
+ private:
+  const PackedWeight& weight_;
+  const PreparedRows& rows_;
+  float* const out_;
+  const int64_t size_;
+};
+
 inline Activation checked_activation(int64_t activation) {
   TORCH_CHECK_VALUE(activation >= 0 && activation < kNumActivations, "activation: there is none with number ",
                     activation);
@@ -124,6 +151,18 @@ inline at::Tensor linear(const at::Tensor& x, const at::Tensor& panels, const st
     epilogue.residual = residual->const_data_ptr<c10::BFloat16>();
   }
   product(weight.arithmetic(), prepared.rows(), weight.panels, epilogue);
+  return result;
+}
+
+inline at::Tensor linear_sums(const at::Tensor& x, const at::Tensor& panels, const std::optional<at::Tensor>& scales,
+                              const std::optional<at::Tensor>& sums, int64_t outputs) {
+  const PackedWeight weight(panels, scales, sums);
+  TORCH_CHECK_VALUE(divide_up(outputs, kPanel) == weight.panels.count, "outputs: ", outputs, " do not fill ",
+                    weight.panels.count, " panels");
+  const PreparedRows prepared(x, weight);
+  at::Tensor result = empty_output(x, outputs, at::kFloat);
+  product(weight.arithmetic(), prepared.rows(), weight.panels,
+          SumsEpilogue(weight, prepared, result.mutable_data_ptr<float>(), outputs));
   return result;
 }
 

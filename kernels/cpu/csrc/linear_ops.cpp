@@ -18,6 +18,7 @@ TORCH_LIBRARY_FRAGMENT(PAGED_LIBRARY, m) {
       "linear(Tensor x, Tensor panels, Tensor? scales, Tensor? sums, int outputs, Tensor? bias, Tensor? residual, "
       "int activation, Tensor(a!)? out) -> Tensor",
       &linear);
+  m.def("linear_sums(Tensor x, Tensor panels, Tensor? scales, Tensor? sums, int outputs) -> Tensor", &linear_sums);
   m.def("gated(Tensor x, Tensor panels, Tensor? scales, Tensor? sums, int outputs, int activation) -> Tensor", &gated);
   m.def(
       "linear_argmax(Tensor x, Tensor panels, Tensor? scales, Tensor? sums, int outputs, Tensor? bias, "

@@ -110,10 +110,10 @@ inline void PreparedRows::dequantize(const PackedWeight& weight, const Tile& til
 }
 
 // `x` without its last dimension, and with `outputs` instead.
-inline at::Tensor empty_output(const at::Tensor& x, int64_t outputs) {
+inline at::Tensor empty_output(const at::Tensor& x, int64_t outputs, at::ScalarType dtype = at::kBFloat16) {
   auto sizes = x.sizes().vec();
   sizes.back() = outputs;
-  return at::empty(sizes, x.options());
+  return at::empty(sizes, x.options().dtype(dtype));
 }
 
 // Raises ValueError unless `tensor` is bf16, [..., size] with as many rows as `x`, and its rows contiguous; its rows'
