@@ -98,7 +98,7 @@ def _load(settings: ExecutorSettings, device: torch.device, group: Group, progre
     long_tokens = rotary.install(model, switch_len)
     num_ids = vocab_size(model, tokenizer.facts)
     greedy_head = None
-    if (products := _products(model, kernels, settings, group)) is not None:
+    if (products := _products(model, kernels, settings)) is not None:
         greedy_head = fused.fuse(model, layers, kernels, products, max_model_len, progress).greedy
     served = _Served(model, layers, kernels, num_ids, long_tokens, switch_len, settings, group, greedy_head)
 
@@ -160,17 +160,15 @@ def _load_weights(
     return model
 
 
-def _products(
-    model: PreTrainedModel, kernels: Backend, settings: ExecutorSettings, group: Group
-) -> fused.Products | None:
+def _products(model: PreTrainedModel, kernels: Backend, settings: ExecutorSettings) -> fused.Products | None:
     """What replaced modules compute with; None where none are. Raises ModelRefused where 8 bits cannot be had."""
     products = None
-    if settings.fused_modules and kernels.level is not None and group.ranks.size == 1:
+    if settings.fused_modules and kernels.level is not None:
         products = fused.Products(kernels.level, int8=settings.int8_weights)
     if settings.int8_weights and (products is None or not products.are_native(model.dtype)):
         raise ModelRefused(
             f"int8_weights is set, which takes a model in bfloat16, a CPU that multiplies that (the kernels are "
-            f"{kernels.name}, the model is in {model.dtype}), fused_modules and a single rank; unset it"
+            f"{kernels.name}, the model is in {model.dtype}), and fused_modules; unset it"
         )
     return products
 

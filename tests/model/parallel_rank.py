@@ -15,6 +15,7 @@ import torch.distributed.distributed_c10d as c10d
 from executor_svc.model.load import load_share
 from executor_svc.model.parallel.shares import SummedLinear
 from executor_svc.ranks import Ranks
+from kernels.cpu.linear import is_native
 from tests.margin import reference_logits, reference_model
 from tests.model.conftest import MAX_ROWS, Model, random_ids, settings_for
 from tests.model.driver import Driver, Sequence, row_sampling
@@ -23,7 +24,9 @@ from tests.model.test_margin import assert_margin, greedy
 from tests.model.test_prompt_logprobs import assert_as_transformers, entries_of, scored
 from tests.tiny_models import VOCAB_SIZE
 
-ROUNDING_OF_SHARES = 1.15  # sums are rounded once more, in each rank
+# Activations are rounded where transformers rounds them, and sums of shares once: the distance is the same but for
+# chance. Torch's own products round each share besides.
+ALLOWED = 1.05 if is_native(None, torch.bfloat16) else 1.15
 
 
 def main() -> None:
@@ -89,7 +92,7 @@ def judge_rounding(model: Model) -> None:
         served.append(torch.zeros_like(right).scatter_(1, ids.long(), values.double()) - right)
         own.append(rounded - right)
     of_served, of_own = (torch.cat(errors).square().mean().sqrt() for errors in (served, own))
-    assert of_served <= ROUNDING_OF_SHARES * of_own
+    assert of_served <= ALLOWED * of_own
 
 
 def assert_plain(model: torch.nn.Module) -> None:

@@ -144,7 +144,7 @@ def test_processes_of_one_cpu_share_what_one_would_take(monkeypatch: pytest.Monk
         memory.choose_num_blocks(10, 200, torch.device("cpu"), **asked | {"num_blocks": 40}, num_sharing=2)
 
 
-@pytest.mark.parametrize(("num_threads", "said"), [(1, "OMP_NUM_THREADS=8"), (8, None)])
+@pytest.mark.parametrize(("num_threads", "said"), [(1, "--cpu-threads 8"), (8, None)])
 def test_cores_that_torchrun_leaves_idle_are_named(num_threads: int, said: str | None) -> None:
     with capture_logs() as logs:
         warn_of_idle_cores(2, num_threads, 16)

@@ -31,6 +31,12 @@ class Product:
         made = functional.linear(x, self.weight, self.bias)
         return made if residual is None else residual + made
 
+    def sums(self, x: torch.Tensor) -> torch.Tensor:
+        """x · weightᵀ, in fp32 where the weight is packed: for who adds more before it is rounded."""
+        if isinstance(self.weight, native.PackedWeight):
+            return native.linear_sums(x, self.weight)
+        return functional.linear(x, self.weight)
+
 
 @dataclass(frozen=True, slots=True)
 class Products:

@@ -55,7 +55,7 @@ def finish(model: PreTrainedModel) -> None:
 def warn_of_idle_cores(num_processes: int, num_threads: int, num_cores: int) -> None:
     """torchrun gives each process a single thread unless it is told otherwise."""
     if num_processes * num_threads <= num_cores // 2:
-        setting = f"OMP_NUM_THREADS={num_cores // num_processes}"
+        setting = f"--cpu-threads {num_cores // num_processes}"
         log.warning("cores_unused", cores=num_cores, processes=num_processes, threads_each=num_threads, set=setting)
 
 

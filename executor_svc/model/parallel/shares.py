@@ -15,6 +15,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from executor_svc.model.fused.products import Product
+
 
 class SummedLinear(nn.Module):
     """A linear layer of which each rank has some of the inputs: the sum of what all ranks make of theirs."""
@@ -31,9 +33,10 @@ class SummedLinear(nn.Module):
         return self.own.weight
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        made: torch.Tensor = self.own(input)
+        product = vars(self.own).get("forward")
+        made: torch.Tensor = product.sums(input) if isinstance(product, Product) else self.own(input)
         dist.all_reduce(made, group=self._group)
-        return made if self.bias is None else made + self.bias
+        return (made if self.bias is None else made + self.bias).to(input.dtype)
 
 
 def make_plain(model: PreTrainedModel) -> int:
