@@ -24,9 +24,9 @@ from tests.model.test_margin import assert_margin, greedy
 from tests.model.test_prompt_logprobs import assert_as_transformers, entries_of, scored
 from tests.tiny_models import VOCAB_SIZE
 
-# Activations are rounded where transformers rounds them, and sums of shares once: the distance is the same but for
-# chance. Torch's own products round each share besides.
-ALLOWED = 1.05 if is_native(None, torch.bfloat16) else 1.15
+# In bf16, how much farther from fp32 than transformers in one process. Activations are rounded where it rounds them,
+# and sums of shares once, so the distance is the same but for chance; torch's own products round each share besides.
+FARTHER, FARTHER_WITHOUT_NATIVE_PRODUCTS = 1.05, 1.15
 
 
 def main() -> None:
@@ -92,7 +92,9 @@ def judge_rounding(model: Model) -> None:
         served.append(torch.zeros_like(right).scatter_(1, ids.long(), values.double()) - right)
         own.append(rounded - right)
     of_served, of_own = (torch.cat(errors).square().mean().sqrt() for errors in (served, own))
-    assert of_served <= ALLOWED * of_own
+    level = model.loaded.runner._own._backend.level
+    native = level is not None and is_native(level, torch.bfloat16)
+    assert of_served <= of_own * (FARTHER if native else FARTHER_WITHOUT_NATIVE_PRODUCTS)
 
 
 def assert_plain(model: torch.nn.Module) -> None:

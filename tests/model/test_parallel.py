@@ -18,6 +18,7 @@ from executor_svc.model.device import rank_device
 from executor_svc.model.parallel.sharding import check_shardable, warn_of_idle_cores
 from executor_svc.model.refusal import ModelRefused
 from executor_svc.ranks import Ranks
+from kernels.cpu.levels import supported
 from tests.model.families import SERVED, tiny_config
 from tests.model.test_device import WORKING, machine
 from tests.tiny_models import TINY_DECODER, save_model, save_tiny
@@ -25,14 +26,16 @@ from tests.tiny_models import TINY_DECODER, save_model, save_tiny
 # Two of them are spread in a way of their own: phi3 has q, k and v in one weight, gpt_oss all heads on every rank.
 FAMILIES = ["llama", "qwen3", "mistral", "gemma3_text", "qwen3_moe", "phi3", "gpt_oss", "deepseek_v3"]
 ROUNDED = ["llama", "qwen3", "mistral", "gemma3_text"]
+OTHERS = [*supported()[1:], "reference"]
 TWO = Ranks(1, 2, 1, 2)
 
 
-def run_two(commands: Sequence[Sequence[str]]) -> list[tuple[int, str]]:
-    """Exit code and output of each rank."""
+def run_two(commands: Sequence[Sequence[str]], **settings: str) -> list[tuple[int, str]]:
+    """Exit code and output of each rank; `settings` are an executor's."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     shared |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    shared |= {f"PAGED_EXECUTOR_{name.upper()}": value for name, value in settings.items()}
     processes = [
         subprocess.Popen(
             [sys.executable, *command],
@@ -52,10 +55,10 @@ def run_two(commands: Sequence[Sequence[str]]) -> list[tuple[int, str]]:
     return [(process.returncode, text) for process, text in zip(processes, said, strict=True)]
 
 
-def serve_in_two_processes(models: Iterable[tuple[str, Path]]) -> None:
+def serve_in_two_processes(models: Iterable[tuple[str, Path]], **settings: str) -> None:
     """`models` are types and directories."""
     command = ["-m", "tests.model.parallel_rank", *(f"{dtype}:{directory}" for dtype, directory in models)]
-    for code, said in run_two([command, command]):
+    for code, said in run_two([command, command], **settings):
         assert code == 0, said[-4000:]
 
 
@@ -75,11 +78,13 @@ def shardable(config: transformers.PreTrainedConfig) -> bool:
     return True
 
 
-def test_families_are_served_as_by_one_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cpu_kernels", ["auto", *(pytest.param(level, marks=pytest.mark.slow) for level in OTHERS)])
+def test_families_are_served_as_by_one_process(cpu_kernels: str, tmp_path: Path) -> None:
     """In fp32 by the margin rule; in bf16 their rounding is that of transformers."""
     models = {family: save_model(tmp_path / family, two_headed(family)) for family in FAMILIES}
     serve_in_two_processes(
-        [("float32", model) for model in models.values()] + [("bfloat16", models[family]) for family in ROUNDED]
+        [("float32", model) for model in models.values()] + [("bfloat16", models[family]) for family in ROUNDED],
+        cpu_kernels=cpu_kernels,
     )
 
 
