@@ -4,6 +4,7 @@
 
 #include <torch/library.h>
 
+#include "dot_rate.h"
 #include "linear.h"
 #include "linear_argmax.h"
 #include "pack.h"
@@ -24,6 +25,7 @@ TORCH_LIBRARY_FRAGMENT(PAGED_LIBRARY, m) {
       "linear_argmax(Tensor x, Tensor panels, Tensor? scales, Tensor? sums, int outputs, Tensor? bias, "
       "float? soft_cap) -> (Tensor, Tensor)",
       &linear_argmax);
+  m.def("dot_rate_probe(int rounds) -> int", &dot_rate_probe);
 }
 
 }  // namespace paged

@@ -93,13 +93,14 @@ class Worker {
     piece_steps_ = divide_up(divide_up(panels.steps, pieces), kStepsRound) * kStepsRound;
   }
 
-  // Work is asked for one job ahead, to know what to prefetch; but not near the end, where others may be idle.
+  // Work is asked for one job ahead, to know what to prefetch; but not near the end, where others may be idle: there
+  // what the others leave if they take one each is likely.
   void run(std::atomic<int64_t>& next, int64_t num_workers) {
     const int64_t count = jobs_.count();
     int64_t job = next.fetch_add(1);
     while (job < count) {
       const bool ahead = job + 2 * num_workers < count;
-      const int64_t following = ahead ? next.fetch_add(1) : count;
+      const int64_t following = ahead ? next.fetch_add(1) : next.load() + num_workers - 1;
       run_job(job, following < count ? panel(first_panel(following)) : nullptr);
       job = ahead ? following : next.fetch_add(1);
     }
@@ -125,20 +126,20 @@ class Worker {
       const int64_t left = panels_.steps - step - steps;
       const char* next = left ? panel(p) + (step + steps) * kStepRow : after;
       const int64_t next_lines = std::min(piece_steps_, left ? left : panels_.steps) * kStepRow / 64;
-      const int64_t lines = divide_up(next_lines, blocks * steps / 4);  // with every 4 steps
       Piece piece{nullptr, rows_.stride, panel(p) + step * kStepRow, steps, sums_, step > 0, next, 0};
       int64_t row = 0, fetched = next ? 0 : next_lines;
       for (int64_t i = 0; i < blocks; ++i) {
         const Tile tile{sums_ + row * kPanel, first_row + row, multiplier_.block(num_rows, i), p, id_};
         piece.rows = rows_.data + tile.first_row * rows_.stride + step * kStepBytes;
         piece.sums = tile.sums;
-        piece.lines = fetched < next_lines ? lines : 0;
+        piece.lines = divide_up(next_lines - fetched, (blocks - i) * steps / 4);
         if (!left) epilogue_.expect(tile);
         multiplier_.multiply(piece, tile.num_rows);
         if (!left) epilogue_.take(tile);
         row += tile.num_rows;
-        fetched += lines * (steps / 4);
-        piece.prefetch += lines * (steps / 4) * 64;
+        const int64_t now_fetched = std::min(piece.lines * (steps / 4), next_lines - fetched);
+        fetched += now_fetched;
+        piece.prefetch += now_fetched * 64;
       }
     }
   }

@@ -1,8 +1,9 @@
-// The yardstick of what multiplies: dot products of bf16 on registers alone, by the same threads that the kernels use.
-#if defined(PAGED_BF16_DOT)
+#pragma once
 
+// The yardstick of what multiplies: dot products of bf16 on registers alone, by the same threads that the kernels use.
 #include <immintrin.h>
-#include <torch/library.h>
+
+#include <cstdint>
 
 #include "parallel.h"
 
@@ -11,13 +12,12 @@
 #endif
 
 namespace paged {
-namespace {
 
 #if defined(PAGED_TILES)
 
-constexpr int64_t kFlops = 4 * 2 * 16 * 16 * 32;  // of a round
+constexpr int64_t kRoundFlops = 4 * 2 * 16 * 16 * 32;  // of a round
 
-void dots(int64_t rounds) {
+inline void dots(int64_t rounds) {
   if (!tiles::available()) return;
   Tiles own;
   own.shape({{16, 16, 16, 16, 16, 16, 16, 16}});
@@ -31,36 +31,30 @@ void dots(int64_t rounds) {
 
 #else
 
-constexpr int kSums = 16;
-constexpr int64_t kFlops = kSums * 2 * 32;
+constexpr int kRoundSums = 16;
+constexpr int64_t kRoundFlops = kRoundSums * 2 * 32;
 
-void dots(int64_t rounds) {
-  __m512 sums[kSums] = {};
+inline void dots(int64_t rounds) {
+  __m512 sums[kRoundSums] = {};
 #pragma GCC unroll 16
-  for (int s = 0; s < kSums; ++s) asm volatile("" : "+v"(sums[s]));  // so that none is taken for another
+  for (int s = 0; s < kRoundSums; ++s) asm volatile("" : "+v"(sums[s]));  // so that none is taken for another
   __m512bh ones = (__m512bh)_mm512_set1_epi32(0x3f803f80);
   for (int64_t i = 0; i < rounds; ++i) {
     asm volatile("" : "+v"(ones));  // and no round is left out
 #pragma GCC unroll 16
-    for (int s = 0; s < kSums; ++s) sums[s] = _mm512_dpbf16_ps(sums[s], ones, ones);
+    for (int s = 0; s < kRoundSums; ++s) sums[s] = _mm512_dpbf16_ps(sums[s], ones, ones);
   }
 #pragma GCC unroll 16
-  for (int s = 0; s < kSums; ++s) asm volatile("" ::"v"(sums[s]));
+  for (int s = 0; s < kRoundSums; ++s) asm volatile("" ::"v"(sums[s]));
 }
 
 #endif
 
 // Runs `rounds` on each thread; what all of them together computed, in floating-point operations.
-int64_t dot_rate_probe(int64_t rounds) {
+inline int64_t dot_rate_probe(int64_t rounds) {
   const int num_threads = at::get_num_threads();
   on_each_thread(num_threads, [&](int) { dots(rounds); });
-  return num_threads * rounds * kFlops;
+  return num_threads * rounds * kRoundFlops;
 }
 
-}  // namespace
-
-TORCH_LIBRARY_FRAGMENT(PAGED_LIBRARY, m) { m.def("dot_rate_probe(int rounds) -> int", &dot_rate_probe); }
-
 }  // namespace paged
-
-#endif
