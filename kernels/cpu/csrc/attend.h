@@ -8,6 +8,7 @@
 #include "kv_layout.h"
 #include "scratch.h"
 #include "softmax.h"
+#include "tile_products.h"
 
 namespace paged {
 
@@ -18,50 +19,72 @@ struct Place {
   const uint32_t *key, *value;
 };
 
-inline Place locate(const KvLayout& cache, const int32_t* table, int64_t head, int64_t position) {
-  const int64_t block = table[position / cache.block_size], offset = position % cache.block_size;
-  return {cache.key(block, head, offset), cache.value(block, head, offset)};
-}
-
 // A unit for one KV head.
 struct Item {
   const Unit* unit = nullptr;
   int64_t head = 0;
 };
 
-// The groups of tokens that will be needed, in order, some way ahead of those that are worked on: through the rest of
-// an item and into the one after it.
+// Goes from group to group along an item's context.
+class Walk {
+ public:
+  explicit Walk(const KvLayout& cache) : cache_(cache) {}
+
+  void go_to(const Item& item, int64_t position) {
+    item_ = item;
+    keys_ = cache_.keys + item.head * cache_.key_head;
+    values_ = cache_.values + item.head * cache_.value_head;
+    position_ = position;
+    index_ = position / cache_.block_size, offset_ = position % cache_.block_size;
+  }
+
+  const Item& item() const { return item_; }
+  bool ended() const { return position_ >= item_.unit->end; }
+
+  Place next() {
+    const int64_t block = item_.unit->block(index_);
+    const Place place{keys_ + block * cache_.key_block + offset_,
+                      values_ + block * cache_.value_block + offset_ / cache_.pack * cache_.value_row};
+    position_ += kGroup;
+    offset_ += kGroup;
+    if (offset_ == cache_.block_size) offset_ = 0, ++index_;
+    return place;
+  }
+
+ private:
+  const KvLayout& cache_;
+  Item item_;
+  const uint32_t *keys_ = nullptr, *values_ = nullptr;
+  int64_t position_ = 0, index_ = 0, offset_ = 0;
+};
+
+// The groups of tokens that will be needed, in order, one step ahead of those that are worked on: through the rest of an
+// item and into the one after it.
 class Ahead {
  public:
-  explicit Ahead(const KvLayout& cache) : cache_(cache) {}
+  explicit Ahead(const KvLayout& cache) : walk_(cache) {}
 
   // `item` begins; `following` comes after it.
   void begin(const Item& item, const Item& following) {
-    if (item_.unit != item.unit || item_.head != item.head) go_to(item, kStep);
+    const Item& at = walk_.item();
+    if (at.unit != item.unit || at.head != item.head)
+      walk_.go_to(item, item.unit->begin / kGroup * kGroup + kStep);
     following_ = following;
   }
 
   // The next group, or `otherwise` where there is none.
   Place next(const Place& otherwise) {
-    if (position_ >= item_.unit->end) {
+    if (walk_.ended()) {
       if (following_.unit == nullptr) return otherwise;
-      go_to(following_, 0);
+      walk_.go_to(following_, following_.unit->begin / kGroup * kGroup);
       following_ = {};
     }
-    const Place place = locate(cache_, item_.unit->table, item_.head, position_);
-    position_ += kGroup;
-    return place;
+    return walk_.next();
   }
 
  private:
-  void go_to(const Item& item, int64_t distance) {
-    item_ = item;
-    position_ = item.unit->begin / kGroup * kGroup + distance;
-  }
-
-  const KvLayout& cache_;
-  Item item_, following_;
-  int64_t position_ = 0;
+  Walk walk_;
+  Item following_;
 };
 
 // A thread's memory for one item.
@@ -86,10 +109,10 @@ struct Attending {
 // One step of the context: its groups of 16 tokens that are seen by anyone, and where each of its vectors lies.
 struct Step {
   int64_t begin;
-  int first, last;  // vectors
+  int num_vectors;
   const uint32_t *keys[kStep / kLanes], *keys_ahead[kStep / kLanes];
   Run runs[2 * kGroupsPerStep];
-  int num_runs = 0;
+  int num_runs;
 };
 
 // `words` of a pair of tokens' values with one of them taken out: what an unused slot holds must not meet a weight of
@@ -99,68 +122,78 @@ inline void keep_one(const uint32_t* words, int64_t count, bool second, uint32_t
   for (int64_t i = 0; i < count; ++i) to[i] = words[i] & mask;
 }
 
-// `edge` has room for two rows of values.
-inline Step find_step(const KvLayout& cache, const int32_t* table, int64_t head, int64_t step_begin, int64_t begin,
-                      int64_t end, Ahead& ahead, uint32_t* edge) {
-  Step step;
-  step.begin = step_begin;
+// The rows of a group's values that lie in positions [from, to) of it: those that are seen whole, and up to two of which
+// one token is seen, which go to `edge`.
+template <int kPack>
+void add_runs(const KvLayout& cache, const Place& place, const Place& later, int group, int64_t from, int64_t to,
+              uint32_t* edge, Step& step) {
+  const int64_t first = (from + kPack - 1) / kPack, last = to / kPack, row = cache.value_row;
+  const int of_group = group * (kGroup / kPack);
+  if (from % kPack) {
+    keep_one(place.value + (first - 1) * row, row, true, edge);
+    step.runs[step.num_runs++] = {edge, edge, of_group + static_cast<int>(first) - 1, 1};
+  }
+  if (first < last) {
+    step.runs[step.num_runs++] = {place.value + first * row, later.value + first * row,
+                                  of_group + static_cast<int>(first), static_cast<int>(last - first)};
+  }
+  if (to % kPack && to > from) {
+    keep_one(place.value + last * row, row, false, edge + row);
+    step.runs[step.num_runs++] = {edge + row, edge + row, of_group + static_cast<int>(last), 1};
+  }
+}
+
+// The step that begins at `step_begin`, of a unit that sees positions [begin, end). `edge` has room for two rows of
+// values.
+template <int kPack>
+void find_step(const KvLayout& cache, int64_t step_begin, int64_t begin, int64_t end, Walk& walk, Ahead& ahead,
+               uint32_t* edge, Step& step) {
   constexpr int kVectors = kGroup / kLanes;  // of a group
-  const int last = static_cast<int>(std::min<int64_t>(kGroupsPerStep, (end - step_begin + kGroup - 1) / kGroup));
-  step.first = 0;
-  step.last = last * kVectors;
-  const int64_t pack = cache.pack;
-  for (int group = 0; group < last; ++group) {
-    const int64_t position = step_begin + group * kGroup;
-    const Place place = locate(cache, table, head, position);
-    const Place later = ahead.next(place);
+  const int num_groups = static_cast<int>(std::min<int64_t>(kGroupsPerStep, (end - step_begin + kGroup - 1) / kGroup));
+  step.begin = step_begin;
+  step.num_vectors = num_groups * kVectors;
+  step.num_runs = 0;
+  for (int group = 0; group < num_groups; ++group) {
+    const Place place = walk.next(), later = ahead.next(place);
     for (int i = 0; i < kVectors; ++i) {
       step.keys[group * kVectors + i] = place.key + i * kLanes;
       step.keys_ahead[group * kVectors + i] = later.key + i * kLanes;
     }
-    // Rows of values, each of `pack` tokens: those that are seen whole, and up to two that are seen by half.
-    const int64_t from = std::max<int64_t>(0, begin - position), to = std::min<int64_t>(kGroup, end - position);
-    const int64_t first_row = (from + pack - 1) / pack, last_row = to / pack, row_of_group = group * kGroup / pack;
-    if (from % pack) {
-      keep_one(place.value + (first_row - 1) * cache.value_row, cache.value_row, true, edge);
-      step.runs[step.num_runs++] = {edge, edge, static_cast<int>(row_of_group + first_row - 1), 1};
-    }
-    if (first_row < last_row) {
-      step.runs[step.num_runs++] = {place.value + first_row * cache.value_row, later.value + first_row * cache.value_row,
-                                    static_cast<int>(row_of_group + first_row), static_cast<int>(last_row - first_row)};
-    }
-    if (to % pack && to > from) {
-      uint32_t* row = edge + cache.value_row;
-      keep_one(place.value + last_row * cache.value_row, cache.value_row, false, row);
-      step.runs[step.num_runs++] = {row, row, static_cast<int>(row_of_group + last_row), 1};
-    }
+    const int64_t position = step_begin + group * kGroup;
+    add_runs<kPack>(cache, place, later, group, std::max<int64_t>(0, begin - position),
+                    std::min<int64_t>(kGroup, end - position), edge, step);
   }
-  return step;
 }
 
 // Lets the queries attend to positions [begin, end) of the table.
 template <class Kind>
 void attend(const KvLayout& cache, const ScoreFactors& factors, const Item& item, const Attending<Kind>& attending,
-            Ahead& ahead, Room<Kind>& room) {
+            Ahead& ahead, Products<Kind>& products, Room<Kind>& room) {
   using Number = typename Kind::Number;
   const Unit& unit = *item.unit;
   float* scores = room.scores.template get<float>(kInnerRows * kStep);
   Number* weights = room.weights.template get<Number>(kInnerRows * kStep);
   uint32_t* edge = room.edge.template get<uint32_t>(2 * cache.value_row);
   float decay[kInnerRows];
-  for (int64_t begin = unit.begin / kGroup * kGroup; begin < unit.end; begin += kStep) {
-    const Step step = find_step(cache, unit.table, item.head, begin, unit.begin, unit.end, ahead, edge);
+  Step step;
+  const int64_t first_position = unit.begin / kGroup * kGroup;
+  Walk walk(cache);
+  walk.go_to(item, first_position);
+  for (int64_t begin = first_position; begin < unit.end; begin += kStep) {
+    find_step<Kind::kPack>(cache, begin, unit.begin, unit.end, walk, ahead, edge, step);
+    const int64_t step_end = begin + step.num_vectors * kLanes;
     for (int first = 0; first < attending.num_rows; first += kInnerRows) {
       const int num_rows = std::min(kInnerRows, attending.num_rows - first);
       const int32_t *low = attending.low + first, *high = attending.high + first;
-      const int64_t step_end = begin + step.last * kLanes;
-      if (*std::min_element(low, low + num_rows) >= step_end || *std::max_element(high, high + num_rows) <= begin)
-        continue;
-      score<Kind>(attending.queries + first * attending.query_stride, attending.query_stride, num_rows, step.keys,
-                  step.keys_ahead, cache.block_size, cache.depth, step.first, step.last, scores);
+      const bool unseen = unit.num_queries > 1 && (*std::min_element(low, low + num_rows) >= step_end ||
+                                                   *std::max_element(high, high + num_rows) <= begin);
+      if (unseen) continue;
+      products.score(attending.queries + first * attending.query_stride, attending.query_stride, num_rows, step.keys,
+                     step.keys_ahead, cache.block_size, cache.depth, step.num_vectors, scores);
       for (int i = 0; i < num_rows; ++i)
-        decay[i] = weights_of<Kind>(scores + i * kStep, step.first, step.last, low[i] - begin, high[i] - begin, factors,
+        decay[i] = weights_of<Kind>(scores + i * kStep, step.num_vectors, low[i] - begin, high[i] - begin, factors,
                                     attending.running[first + i], weights + i * kStep);
-      weigh<Kind>(weights, num_rows, step.runs, step.num_runs, cache.value_row, decay,
+      products.weigh(weights, num_rows, step.num_vectors, step.runs, step.num_runs, cache.value_row, decay,
                   attending.out + first * cache.value_row, cache.value_row);
     }
   }

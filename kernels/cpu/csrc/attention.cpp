@@ -61,11 +61,12 @@ void load_query(const Call& call, const QueryToken& query, int64_t head, const t
 
 template <class Kind>
 void do_item(const Call& call, const Plan& plan, const Item& item, const typename Kind::Number* early, Ahead& ahead,
-             Room<Kind>& room) {
+             Products<Kind>& products, Room<Kind>& room) {
   using Number = typename Kind::Number;
   const Unit& unit = *item.unit;
   const QueryToken* tokens = plan.queries.data() + unit.first_query;
   const int num_rows = static_cast<int>(unit.num_queries * call.group);
+  const int padded = Products<Kind>::padded(num_rows);
   const int64_t value_row = call.cache.value_row, stride = (call.cache.depth * Kind::kPack + 31) / 32 * 32;
   float* head_room = room.heads.template get<float>(2 * std::max(call.key_dim, value_row));
   if (call.projected != nullptr && tokens[0].alone && tokens[0].slot < 0)
@@ -73,9 +74,9 @@ void do_item(const Call& call, const Plan& plan, const Item& item, const typenam
   int32_t* low = room.ranges.template get<int32_t>(2 * num_rows);
   int32_t* high = low + num_rows;
   Running* running = room.running.template get<Running>(num_rows);
-  float* out = room.out.template get<float>(num_rows * value_row);
+  float* out = room.out.template get<float>(padded * value_row);
   std::memset(out, 0, num_rows * value_row * sizeof(float));
-  Number* queries = room.queries.template get<Number>(num_rows * stride);
+  Number* queries = room.queries.template get<Number>(padded * stride);
   for (int row = 0; row < num_rows; ++row) {
     const QueryToken& query = tokens[row / call.group];
     low[row] = query.low, high[row] = query.high;
@@ -83,7 +84,8 @@ void do_item(const Call& call, const Plan& plan, const Item& item, const typenam
     load_query<Kind>(call, query, item.head * call.group + row % call.group, early, head_room, queries + row * stride);
     std::memset(queries + row * stride + call.key_dim, 0, (stride - call.key_dim) * sizeof(Number));
   }
-  attend<Kind>(call.cache, call.factors, item, {num_rows, stride, queries, low, high, out, running}, ahead, room);
+  attend<Kind>(call.cache, call.factors, item, {num_rows, stride, queries, low, high, out, running}, ahead, products,
+               room);
   for (int row = 0; row < num_rows; ++row) {
     const QueryToken& query = tokens[row / call.group];
     const int64_t head = item.head * call.group + row % call.group;
@@ -129,10 +131,11 @@ void attend_all(const Call& call, const Plan& plan) {
   on_each_thread(static_cast<int>(std::min<int64_t>(at::get_num_threads(), num_items)), [&](int) {
     thread_local Room<Kind> room;
     Ahead ahead(call.cache);
+    Products<Kind> products;
     for (Item item = item_at(next++), following; item.unit; item = following) {
       following = item_at(next++);
       ahead.begin(item, following);
-      do_item<Kind>(call, plan, item, early, ahead, room);
+      do_item<Kind>(call, plan, item, early, ahead, products, room);
     }
   });
   for_each_item(static_cast<int64_t>(plan.merged_tokens.size()), [&](int64_t i) {
@@ -163,20 +166,21 @@ void run(const at::Tensor& out, const Heads* queries, const Projected* projected
   for (const int32_t token : plan.blank_tokens) results.clear(token);
   const Call call{cache, results, ScoreFactors(scale, soft_cap), batch.group, key_dim, queries, projected, slots};
   if (cache.pack == 1) return attend_all<Fp32>(call, plan);
-#if defined(PAGED_BF16_DOT)
+#if defined(PAGED_TILES)
+  if (query_type == c10::kBFloat16) return attend_all<Bf16Tiles>(call, plan);
+#elif defined(PAGED_BF16_DOT)
   if (query_type == c10::kBFloat16) return attend_all<Bf16Dot>(call, plan);
 #endif
   attend_all<Bf16>(call, plan);
 }
 
-Batch batch_of(const KvLayout& cache, int64_t num_tokens, int64_t num_heads, const at::Tensor& block_tables,
-               const at::Tensor& query_start, const at::Tensor& context_lens, int64_t window, at::TensorList segments) {
+// But for the tables.
+Batch batch_of(const KvLayout& cache, int64_t num_tokens, int64_t num_heads, const at::Tensor& query_start,
+               const at::Tensor& context_lens, int64_t window, at::TensorList segments) {
   Batch batch{};
   batch.num_rows = context_lens.size(0);
   batch.num_tokens = num_tokens;
   batch.block_size = cache.block_size;
-  batch.table_stride = block_tables.stride(0);
-  batch.tables = block_tables.const_data_ptr<int32_t>();
   batch.query_start = query_start.const_data_ptr<int32_t>();
   batch.context_lens = context_lens.const_data_ptr<int32_t>();
   batch.window = window;
@@ -203,9 +207,23 @@ at::Tensor paged_attention(const at::Tensor& q, const at::Tensor& key_cache, con
   const KvLayout cache(key_cache, value_cache);
   const at::Tensor out = at::empty({q.size(0), q.size(1), cache.value_dim}, q.options());
   const Heads queries(q);
-  const Batch batch =
-      batch_of(cache, q.size(0), q.size(1), block_tables, query_start, context_lens, window, segments);
+  Batch batch = batch_of(cache, q.size(0), q.size(1), query_start, context_lens, window, segments);
+  batch.use(block_tables.const_data_ptr<int32_t>(), block_tables.stride(0));
   run(out, &queries, nullptr, nullptr, q.size(2), q.scalar_type(), cache, batch, scale, soft_cap, sinks);
+  return out;
+}
+
+// The same for rows that lie in one piece, row r from block r * blocks_per_row on, without a look at a table: what shows
+// the cost of a table. Nothing that is served calls it.
+at::Tensor contiguous_attention(const at::Tensor& q, const at::Tensor& key_cache, const at::Tensor& value_cache,
+                                int64_t blocks_per_row, const at::Tensor& query_start, const at::Tensor& context_lens,
+                                double scale) {
+  const KvLayout cache(key_cache, value_cache);
+  const at::Tensor out = at::empty({q.size(0), q.size(1), cache.value_dim}, q.options());
+  const Heads queries(q);
+  Batch batch = batch_of(cache, q.size(0), q.size(1), query_start, context_lens, 0, {});
+  batch.table_stride = blocks_per_row;
+  run(out, &queries, nullptr, nullptr, q.size(2), q.scalar_type(), cache, batch, scale, 0., std::nullopt);
   return out;
 }
 
@@ -230,8 +248,8 @@ at::Tensor attend_projected(const at::Tensor& qkv, const std::optional<at::Tenso
                             static_cast<float>(epsilon),
                             {data(cos), data(sin), cos ? cos->size(1) : 0, interleaved}};
   const at::Tensor out = at::empty({num_tokens, num_heads * cache.value_dim}, qkv.options());
-  const Batch batch =
-      batch_of(cache, num_tokens, num_heads, block_tables, query_start, context_lens, window, segments);
+  Batch batch = batch_of(cache, num_tokens, num_heads, query_start, context_lens, window, segments);
+  batch.use(block_tables.const_data_ptr<int32_t>(), block_tables.stride(0));
   run(out, nullptr, &projected, slots.const_data_ptr<int64_t>(), qkv.size(2), qkv.scalar_type(), cache, batch, scale,
       soft_cap, sinks);
   return out;
@@ -244,6 +262,10 @@ TORCH_LIBRARY_FRAGMENT(PAGED_LIBRARY, m) {
       "paged_attention(Tensor q, Tensor key_cache, Tensor value_cache, Tensor block_tables, Tensor query_start, "
       "Tensor context_lens, float scale, int window, float soft_cap, Tensor? sinks, Tensor[] segments) -> Tensor",
       &paged_attention);
+  m.def(
+      "contiguous_attention(Tensor q, Tensor key_cache, Tensor value_cache, int blocks_per_row, Tensor query_start, "
+      "Tensor context_lens, float scale) -> Tensor",
+      &contiguous_attention);
   m.def(
       "attend_projected(Tensor qkv, Tensor? query_norm, Tensor? key_norm, float epsilon, Tensor? cos, Tensor? sin, "
       "bool interleaved, Tensor slots, Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor block_tables, "

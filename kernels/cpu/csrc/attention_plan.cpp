@@ -26,7 +26,6 @@ void Plan::make(const Batch& batch, int num_threads) {
 void Plan::add_rows(const Batch& batch) {
   const int64_t most_tokens = std::max<int64_t>(1, kMostQueries / batch.group);
   for (int64_t row = 0; row < batch.num_rows; ++row) {
-    const int32_t* table = batch.tables + row * batch.table_stride;
     const int64_t first = batch.query_start[row], last = batch.query_start[row + 1];
     const int64_t context = batch.context_lens[row], own = batch.own_start ? batch.own_start[row] * batch.block_size : 0;
     for (int64_t begin = first; begin < last; begin += most_tokens) {
@@ -42,7 +41,7 @@ void Plan::add_rows(const Batch& batch) {
                              last - first == 1});
         }
       }
-      add(batch, table, own, context, first_query);
+      add(batch, row, own, context, first_query);
     }
   }
 }
@@ -64,13 +63,13 @@ void Plan::add_segments(const Batch& batch) {
           queries.push_back(
               {batch.query_start[rows[j]], static_cast<int32_t>(low), static_cast<int32_t>(high), -1, true});
       }
-      add(batch, batch.tables + rows[0] * batch.table_stride, begin, end, first_query);
+      add(batch, rows[0], begin, end, first_query);
     }
   }
 }
 
 // A unit of the queries from `first_query` on, over what they see of [begin, end).
-void Plan::add(const Batch& batch, const int32_t* table, int64_t begin, int64_t end, int32_t first_query) {
+void Plan::add(const Batch& batch, int64_t row, int64_t begin, int64_t end, int32_t first_query) {
   const auto num_queries = static_cast<int32_t>(queries.size()) - first_query;
   if (num_queries == 0) return;
   int64_t low = end, high = begin;
@@ -78,7 +77,9 @@ void Plan::add(const Batch& batch, const int32_t* table, int64_t begin, int64_t 
     low = std::min<int64_t>(low, queries[i].low);
     high = std::max<int64_t>(high, queries[i].high);
   }
-  whole_.push_back({table, low, high, first_query, num_queries});
+  const int64_t first_block = row * batch.table_stride;
+  const int32_t* table = batch.tables ? batch.tables + first_block : nullptr;
+  whole_.push_back({table, first_block, low, high, first_query, num_queries});
 }
 
 void Plan::cut(const Batch& batch, int num_threads) {
@@ -93,7 +94,7 @@ void Plan::cut(const Batch& batch, int num_threads) {
     const int64_t part = ((length + parts - 1) / parts + 63) / 64 * 64;
     for (int64_t begin = unit.begin; begin < unit.end;) {
       const int64_t end = parts == 1 ? unit.end : std::min(unit.end, (begin + part) / 64 * 64);
-      units.push_back({unit.table, begin, end, unit.first_query, unit.num_queries});
+      units.push_back({unit.table, unit.first_block, begin, end, unit.first_query, unit.num_queries});
       begin = end;
     }
   }

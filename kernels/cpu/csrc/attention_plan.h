@@ -15,12 +15,15 @@ struct QueryToken {
 
 // Query tokens that see positions [begin, end) of one table.
 struct Unit {
-  const int32_t* table;
+  const int32_t* table;  // null: the row lies in one piece, from block `first_block` on
+  int64_t first_block;
   int64_t begin, end;
   int32_t first_query, num_queries;
+
+  int64_t block(int64_t index) const { return table != nullptr ? table[index] : first_block + index; }
 };
 
-// What a plan is made of; rows as in kernels/reference.py, segments as in kernels/shared_blocks.py.
+// What a plan is made of; without tables each row lies in one piece, row r from block r * table_stride on. Rows as in kernels/reference.py, segments as in kernels/shared_blocks.py.
 struct Batch {
   int64_t num_rows, num_tokens, block_size, table_stride;
   const int32_t *tables, *query_start, *context_lens;
@@ -29,6 +32,8 @@ struct Batch {
   int64_t num_kv_heads;
   int64_t num_segments;
   const int32_t *segment_first, *segment_end, *segment_row_start, *segment_rows, *own_start;  // null: nothing is shared
+
+  void use(const int32_t* block_tables, int64_t stride) { tables = block_tables, table_stride = stride; }
 };
 
 constexpr int kMostQueries = 128;  // heads times tokens of a unit, unless one token alone has more heads
@@ -49,7 +54,7 @@ struct Plan {
  private:
   void add_rows(const Batch& batch);
   void add_segments(const Batch& batch);
-  void add(const Batch& batch, const int32_t* table, int64_t begin, int64_t end, int32_t first_query);
+  void add(const Batch& batch, int64_t row, int64_t begin, int64_t end, int32_t first_query);
   void cut(const Batch& batch, int num_threads);
   void number_slots(const Batch& batch);
 

@@ -67,19 +67,23 @@ struct Bf16Dot {
 };
 #endif
 
-inline void fetch(const void* line) { __builtin_prefetch(line, 0, 2); }
+inline void fetch(const void* line) { __builtin_prefetch(line); }
 
 // scores[m][token] for N vectors of tokens: `keys[n]` is where a vector's first dimension lies, `stride` words before the
 // next. Of the lines that `ahead[n]` leads to as many are fetched.
 template <class Kind, int M, int N>
 void score_block(const typename Kind::Number* queries, int64_t query_stride, const uint32_t* const* keys,
                  const uint32_t* const* ahead, int64_t stride, int64_t depth, float* scores) {
-  Vec sums[M][N];
+  // A sum waits for the one before it: few of them are cut into several that do not wait for each other.
+  constexpr int kParts = M * N >= 8 ? 1 : M * N >= 4 ? 2 : 4;
+  Vec sums[kParts][M][N];
 #pragma GCC unroll 8
-  for (int m = 0; m < M; ++m)
+  for (int part = 0; part < kParts; ++part)
 #pragma GCC unroll 8
-    for (int n = 0; n < N; ++n) sums[m][n] = Vec(0.f);
-  for (int64_t d = 0; d < depth; ++d) {
+    for (int m = 0; m < M; ++m)
+#pragma GCC unroll 8
+      for (int n = 0; n < N; ++n) sums[part][m][n] = Vec(0.f);
+  const auto add = [&](int64_t d, Vec(&to)[M][N]) __attribute__((always_inline)) {
     typename Kind::Line lines[N];
 #pragma GCC unroll 8
     for (int n = 0; n < N; ++n) {
@@ -90,13 +94,24 @@ void score_block(const typename Kind::Number* queries, int64_t query_stride, con
     for (int m = 0; m < M; ++m) {
       const auto number = Kind::broadcast(queries + m * query_stride, d);
 #pragma GCC unroll 8
-      for (int n = 0; n < N; ++n) sums[m][n] = Kind::multiply_add(number, lines[n], sums[m][n]);
+      for (int n = 0; n < N; ++n) to[m][n] = Kind::multiply_add(number, lines[n], to[m][n]);
+    }
+  };
+  int64_t d = 0;
+  for (; d + kParts <= depth; d += kParts)
+#pragma GCC unroll 8
+    for (int part = 0; part < kParts; ++part) add(d + part, sums[part]);
+  for (; d < depth; ++d) add(d, sums[0]);
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 8
+    for (int n = 0; n < N; ++n) {
+      Vec sum = sums[0][m][n];
+#pragma GCC unroll 8
+      for (int part = 1; part < kParts; ++part) sum = sum + sums[part][m][n];
+      sum.store(scores + m * kStep + n * kLanes);
     }
   }
-#pragma GCC unroll 8
-  for (int m = 0; m < M; ++m)
-#pragma GCC unroll 8
-    for (int n = 0; n < N; ++n) sums[m][n].store(scores + m * kStep + n * kLanes);
 }
 
 // Rows of values that follow each other in memory: `num_rows` of them, whose weights begin at row `first` of the step.
@@ -105,17 +120,17 @@ struct Run {
   int first, num_rows;
 };
 
-// out[m][column] = out * decay[m] + weights x values, for N vectors of columns.
+// out[m][i] = out * decay[m] + weights x values, for N vectors of columns from `column` of the values on.
 template <class Kind, int M, int N>
-void weigh_block(const typename Kind::Number* weights, const Run* runs, int num_runs, int64_t stride, const float* decay,
-                 float* out, int64_t out_stride) {
+void weigh_block(const typename Kind::Number* weights, const Run* runs, int num_runs, int64_t stride, int64_t column,
+                 const float* decay, float* out, int64_t out_stride) {
   Vec sums[M][N];
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m)
 #pragma GCC unroll 8
     for (int n = 0; n < N; ++n) sums[m][n] = Vec::loadu(out + m * out_stride + n * kLanes) * Vec(decay[m]);
   for (int run = 0; run < num_runs; ++run) {
-    const uint32_t *values = runs[run].values, *ahead = runs[run].ahead;
+    const uint32_t *values = runs[run].values + column, *ahead = runs[run].ahead + column;
     const typename Kind::Number* row = weights + runs[run].first * Kind::kPack;
     for (int i = 0; i < runs[run].num_rows; ++i, values += stride, ahead += stride) {
       typename Kind::Line lines[N];
@@ -171,13 +186,12 @@ void in_rows(int num_rows, const Block& block) {
   }
 }
 
-// keys and ahead: of each vector of the step's tokens; scores [num_queries][kStep], vectors [first, last) of which are
-// made.
+// keys and ahead: of each vector of the step's tokens; scores [num_queries][kStep].
 template <class Kind>
 void score(const typename Kind::Number* queries, int64_t query_stride, int num_queries, const uint32_t* const* keys,
-           const uint32_t* const* ahead, int64_t stride, int64_t depth, int first, int last, float* scores) {
+           const uint32_t* const* ahead, int64_t stride, int64_t depth, int num_vectors, float* scores) {
   in_rows(num_queries, [&](auto m, int row) {
-    in_blocks<score_width(m)>(first, last, [&](auto n, int vector) {
+    in_blocks<score_width(m)>(0, num_vectors, [&](auto n, int vector) {
       score_block<Kind, m, n>(queries + row * query_stride, query_stride, keys + vector, ahead + vector, stride, depth,
                               scores + row * kStep + vector * kLanes);
     });
@@ -190,13 +204,7 @@ void weigh(const typename Kind::Number* weights, int num_queries, const Run* run
            const float* decay, float* out, int64_t out_stride) {
   in_rows(num_queries, [&](auto m, int row) {
     in_blocks<weigh_width(m)>(0, static_cast<int>(out_stride) / kLanes, [&](auto n, int vector) {
-      Run shifted[2 * kGroupsPerStep];
-      for (int i = 0; i < num_runs; ++i) {
-        shifted[i] = runs[i];
-        shifted[i].values += vector * kLanes;
-        shifted[i].ahead += vector * kLanes;
-      }
-      weigh_block<Kind, m, n>(weights + row * kStep, shifted, num_runs, stride, decay + row,
+      weigh_block<Kind, m, n>(weights + row * kStep, runs, num_runs, stride, vector * kLanes, decay + row,
                               out + row * out_stride + vector * kLanes, out_stride);
     });
   });

@@ -32,16 +32,16 @@ struct Running {
   float sum() const { return sum_of(Vec::loadu(sums)); }
 };
 
-// Of the step's vectors [first, last) the weights of those tokens that lie in [low, high), zero for the others. Returns
+// Of the step's first `num_vectors` the weights of those tokens that lie in [low, high), zero for the others. Returns
 // the factor by which all that was summed before has to be multiplied.
 template <class Kind>
-float weights_of(const float* scores, int first, int last, int64_t low, int64_t high, const ScoreFactors& factors,
+float weights_of(const float* scores, int num_vectors, int64_t low, int64_t high, const ScoreFactors& factors,
                  Running& running, typename Kind::Number* weights) {
   constexpr int kVectors = kStep / kLanes;
   Vec exponents[kVectors];
   Vec largest(kMinusInfinity);
-  const bool whole = low <= first * kLanes && high >= last * kLanes;
-  for (int i = first; i < last; ++i) {
+  const bool whole = low <= 0 && high >= num_vectors * kLanes;
+  for (int i = 0; i < num_vectors; ++i) {
     Vec x = factors(Vec::loadu(scores + i * kLanes));
     if (!whole) {
       const Vec token = Vec::arange(static_cast<float>(i * kLanes), 1.f);
@@ -56,7 +56,7 @@ float weights_of(const float* scores, int first, int last, int64_t low, int64_t 
   const float origin = now == kMinusInfinity ? 0.f : now;
   const float decay = now == before ? 1.f : exp2(before - origin);
   Vec sums = Vec::loadu(running.sums) * Vec(decay);
-  for (int i = first; i < last; ++i) {
+  for (int i = 0; i < num_vectors; ++i) {
     const Vec weight = exp2(exponents[i] - Vec(origin));
     sums = sums + weight;
     Kind::store(weights + i * kLanes, weight);

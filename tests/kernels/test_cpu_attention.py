@@ -1,0 +1,93 @@
+"""What is the native kernels' own: contexts in parts, and the variant without tables that a benchmark compares with."""
+
+import pytest
+import torch
+
+from kernels import KernelInputError
+from kernels.cpu.library import ops
+from tests.kernels.pool import NATIVE, TOLERANCES, Pool, assert_right
+
+pytestmark = pytest.mark.skipif(not NATIVE, reason="there are no kernels for this CPU")
+
+
+@pytest.fixture(params=NATIVE, ids=lambda backend: backend.name)
+def native(request):
+    return request.param
+
+
+@pytest.fixture
+def threads():
+    """More than one, so that work is cut for them; as many as the smallest machine has."""
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"window": 700}, {"soft_cap": 2.0}, {"sinks": torch.tensor([0.5, -1.0])}], ids=str
+)
+def test_a_long_context_in_parts_gives_what_it_gives_in_one(native, threads, dtype, options):
+    rows = [(1, 1500), (1, 3), (40, 1100), (1, 0)]
+    pool = Pool(rows, backend=native, heads=2, kv_heads=1, dtype=dtype, poison=torch.nan)
+    assert_right(pool, TOLERANCES[dtype], **options)
+
+
+def test_parts_of_large_scores_are_merged_by_their_true_weights(native, threads):
+    pool = Pool([(1, 1500)], backend=native, heads=1, kv_heads=1)
+    for score in (1e5, -1e5):
+        pool.q.fill_(1.0)
+        pool.key_cache.fill_(score / 16)
+        pool.rows = [(torch.ones_like(q), torch.full_like(k, score / 16), v) for q, k, v in pool.rows]
+        assert_right(pool, scale=1.0)
+
+
+def test_a_query_that_is_not_finite_gives_nothing_that_is(native, threads):
+    pool = Pool([(1, 1500), (3, 40)], backend=native)
+    expected = pool.expected()
+    pool.q[0] = torch.nan
+    out = pool.attention()
+    assert out[0].isnan().all()
+    torch.testing.assert_close(out[1:], expected[1:], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("group", [1, 2, 5, 16])
+def test_as_many_queries_as_a_unit_holds_and_more(native, group):
+    assert_right(Pool([(150, 170), (1, 40)], backend=native, heads=group, kv_heads=1))
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_tiles_take_blocks_of_any_size(native, dim):
+    for block_size in (16, 32, 48, 64, 256):
+        pool = Pool(
+            [(40, 130), (20, 20), (1, 77)],
+            backend=native,
+            block_size=block_size,
+            dim=dim,
+            dtype=torch.bfloat16,
+            poison=torch.nan,
+        )
+        assert_right(pool, TOLERANCES[torch.bfloat16], scale=dim**-0.5, window=90)
+
+
+def test_without_a_table_the_results_are_those_of_a_table_that_counts_up(native):
+    pool = Pool([(1, 32)] * 3, backend=native)
+    num_rows, width = pool.tables.shape
+    pool.tables.copy_(torch.arange(num_rows * width).view(num_rows, width))
+    q, keys, values, _, *batch = pool.tensors
+    out = ops(native.level).contiguous_attention(q, keys, values, width, *batch, 0.25)
+    assert torch.equal(out, pool.attention())
+
+
+def test_caches_that_are_not_as_they_were_allocated_are_refused(native):
+    pool = Pool([(1, 20)], backend=native)
+    with pytest.raises(KernelInputError, match=r"^key_cache: .*no cache of these kernels"):
+        native.paged_attention(pool.q, pool.key_cache.bfloat16(), *pool.tensors[2:], scale=1.0)
+    with pytest.raises(KernelInputError, match=r"^q: heads of 15 do not fit"):
+        native.paged_attention(pool.q[..., :15], *pool.tensors[1:], scale=1.0)
+
+
+def test_other_types_and_sizes_of_blocks_are_the_references(native):
+    for dtype, block_size in ((torch.float16, 16), (torch.float32, 8)):
+        keys, values = native.allocate_caches(3, block_size, 2, 8, 4, dtype, torch.device("cpu"))
+        assert (keys.shape, values.shape) == ((3, block_size, 2, 8), (3, block_size, 2, 4))
