@@ -13,7 +13,14 @@ import structlog
 from executor_svc import logs
 from executor_svc.loaded import LoadedModel
 from executor_svc.model.refusal import ModelRefused
-from executor_svc.process import FollowerSignals, Stopper, die_with_parent, leave_at_once, write_whole
+from executor_svc.process import (
+    FollowerSignals,
+    Stopper,
+    die_with_parent,
+    keep_freed_memory,
+    leave_at_once,
+    write_whole,
+)
 from executor_svc.ranks import Ranks, RanksLost, RanksUnclear
 from executor_svc.router import EndpointTaken, Router
 from executor_svc.service import PROBE_S, Service
@@ -133,10 +140,12 @@ def _loaded(call: Callable[[ModuleType], _T]) -> _T:
         sys.exit(1)
     flush_denormals()
     try:
-        return call(load)
+        loaded = call(load)
     except ModelRefused as error:
         structlog.get_logger().error("model_refused", reason=str(error))
         sys.exit(1)
+    keep_freed_memory()
+    return loaded
 
 
 if __name__ == "__main__":

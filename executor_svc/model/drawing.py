@@ -2,7 +2,8 @@
 
 Works on weights, `exp((logit - highest) / temperature)`: probabilities but for a factor, so that no temperature
 overflows. The draw walks through the tokens by ascending id and takes the first whose running total passes
-`u * total`; totals are float64. A token of weight 0 is never the first to pass.
+`u * total`. Running totals are float64, over sums of CHUNK tokens in fp32. A token of weight 0 is never the first to
+pass.
 """
 
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+CHUNK = 512  # tokens whose weights are added up before running totals are made: so those are few
 NUM_CANDIDATES = 1024  # enough for nearly every top_p; rows that need more are sorted in full
 MAX_ELEMENTS = 1 << 24  # logits worked on at once: bounds the temporaries
 MIN_TEMPERATURE = 1e-30  # below it, fp32 would divide by a denormal; every other token's weight is 0 long before
@@ -100,7 +102,7 @@ def filter_weights(weights: torch.Tensor, parameters: DrawParameters, part: Draw
 
 def _keep_top_p(weights: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     """A few candidates mostly do, and on a CPU that is quick to see; elsewhere to look would be to wait."""
-    enough = weights.sum(-1, dtype=torch.float64) * top_p
+    enough = _chunk_sums(weights).sum(-1) * top_p
     few = weights.device.type == "cpu" and weights.shape[1] > NUM_CANDIDATES
     return _keep_of_few(weights, enough) if few else _keep_of_all(weights, enough)
 
@@ -136,8 +138,41 @@ def _nucleus(
 
 
 def _pick(weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-    running = weights.cumsum(-1, dtype=torch.float64)
+    """The chunk that the draw falls into, then the token in it."""
+    vocab_size = weights.shape[1]
+    chunk, rest = _passed(_chunk_sums(weights), u)
+    first = chunk * CHUNK
+    ids = first[:, None] + torch.arange(min(CHUNK, vocab_size), device=weights.device)
+    inside = weights.gather(1, ids.clamp_max(vocab_size - 1)).double()
+    running = inside.masked_fill_(ids >= vocab_size, 0.0).cumsum(-1)
+    # By sums of another order the chunk's total is another one, by a few roundings.
+    target = torch.minimum(rest, _below(running[:, -1]))
+    return (first + _first_above(running, target)).clamp_max(vocab_size - 1)  # only a row of NaN gets past the end
+
+
+def _passed(weights: torch.Tensor, u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of float64 weights `[rows, n]`: the first whose running total passes `u * total`, and by how much that target
+    passes the total before it. int64 and float64, `[rows]`."""
+    running = weights.cumsum(-1)
     total = running[:, -1]
-    target = torch.minimum(u * total, torch.nextafter(total, torch.zeros_like(total)))
-    ids = torch.searchsorted(running, target[:, None], right=True)[:, 0]
-    return ids.clamp_max(weights.shape[1] - 1)  # only a row of NaN gets past the end
+    target = torch.minimum(u * total, _below(total))
+    place = _first_above(running, target).clamp_max(weights.shape[1] - 1)  # only a row of NaN gets past the end
+    before = running.gather(1, place[:, None])[:, 0] - weights.gather(1, place[:, None])[:, 0]
+    return place, (target - before).clamp_min(0.0)
+
+
+def _first_above(running: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return torch.searchsorted(running, target[:, None], right=True)[:, 0]
+
+
+def _below(total: torch.Tensor) -> torch.Tensor:
+    return torch.nextafter(total, torch.zeros_like(total))
+
+
+def _chunk_sums(weights: torch.Tensor) -> torch.Tensor:
+    """float64 `[rows, ceil(vocab / CHUNK)]`"""
+    whole = weights.shape[1] // CHUNK * CHUNK
+    sums = weights[:, :whole].unflatten(1, (-1, CHUNK)).sum(-1) if whole else weights[:, :0]
+    if whole < weights.shape[1]:
+        sums = torch.cat([sums, weights[:, whole:].sum(-1, keepdim=True)], 1)
+    return sums.double()
