@@ -63,10 +63,10 @@ class Recording:
 
 
 @pytest.fixture
-def attached(monkeypatch) -> list[tuple[torch.nn.Module, attention.PagedLayer]]:
-    """The attention layers of what is loaded, in order."""
-    layers, attach = [], attention.attach
-    monkeypatch.setattr(attention, "attach", lambda *pair: (layers.append(pair), attach(*pair)))
+def attached(monkeypatch) -> dict[torch.nn.Module, attention.PagedLayer]:
+    """The attention layers of what is loaded, in order, with what was attached to each last."""
+    layers, attach = {}, attention.attach
+    monkeypatch.setattr(attention, "attach", lambda *pair: (layers.update([pair]), attach(*pair)))
     return layers
 
 
@@ -105,7 +105,7 @@ def test_a_query_sees_exactly_the_last_tokens_of_its_layers_window(family, attac
         ids = np.array(sequence.token_ids, np.int32)  # all known by now, so that the step can be run again
         steps.append(dataclasses.replace(runner.step, token_ids=ids[runner.step.positions]))
     assert [len(step.positions) for step in steps] == [9, 7, 10, 1, 1, 1]
-    for (module, layer), window in zip(attached, WINDOWS[family], strict=True):
+    for (module, layer), window in zip(attached.items(), WINDOWS[family], strict=True):
         for step in steps[1:]:
             first = int(step.positions[0])
             expected = [
