@@ -33,7 +33,7 @@ def main() -> None:
     began = time.perf_counter()
     tokens = generate(engine, job["requests"])
     seconds = time.perf_counter() - began
-    print(json.dumps({"tokens": tokens, "seconds": seconds, "start_s": start_s}), flush=True)
+    Path(job["result_file"]).write_text(json.dumps({"tokens": tokens, "seconds": seconds, "start_s": start_s}))
 
 
 def converted(model: Path, cache_dir: Path) -> Path:

@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from vllm import LLM, SamplingParams  # type: ignore[import-not-found,unused-ignore]
@@ -27,7 +28,7 @@ def main() -> None:
     began = time.perf_counter()
     tokens = generate(engine, job["requests"])
     seconds = time.perf_counter() - began
-    print(json.dumps({"tokens": tokens, "seconds": seconds, "start_s": start_s}), flush=True)
+    Path(job["result_file"]).write_text(json.dumps({"tokens": tokens, "seconds": seconds, "start_s": start_s}))
 
 
 def generate(engine: Any, requests: list[dict[str, Any]]) -> int:

@@ -87,28 +87,28 @@ class Peer:
             "warm_up": [asdict(request) for request in workload.warm_up],
             "requests": [asdict(request) for request in workload.requests],
         }
-        with tempfile.TemporaryFile() as log:
+        with tempfile.TemporaryDirectory() as name, tempfile.TemporaryFile() as log:
+            result_file = Path(name) / "result"
+            job["result_file"] = str(result_file)
             process = await asyncio.create_subprocess_exec(
                 *(self.python, _SCRIPTS / f"{self.name}_engine.py"),
                 stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
+                stdout=log,
                 stderr=log,
                 env=os.environ | _environment(num_cores),
                 start_new_session=True,
-                limit=1 << 24,
             )
             try:
-                output, _ = await asyncio.wait_for(process.communicate(json.dumps(job).encode()), RUN_S)
+                await asyncio.wait_for(process.communicate(json.dumps(job).encode()), RUN_S)
             except TimeoutError:
                 raise PeerFailed(f"{self.name}: no result within {RUN_S:g} s") from None
             finally:
                 _end(process)
             log.seek(0)
-            said = log.read().decode(errors="replace") + output.decode(errors="replace")
-        if process.returncode != 0:
-            tail = "\n".join(said.splitlines()[-TAIL_LINES:])
-            raise PeerFailed(f"{self.name} ended with code {process.returncode}; it said last:\n{tail}")
-        result = json.loads(output.decode().splitlines()[-1])
+            if not result_file.exists():
+                tail = "\n".join(log.read().decode(errors="replace").splitlines()[-TAIL_LINES:])
+                raise PeerFailed(f"{self.name} ended with code {process.returncode}; it said last:\n{tail}")
+            result = json.loads(result_file.read_text())
         if result["tokens"] != workload.tokens_out:
             raise PeerFailed(f"{self.name}: {result['tokens']} tokens came where {workload.tokens_out} were asked for")
         return Run(result["tokens"], result["seconds"], result["start_s"], {})
