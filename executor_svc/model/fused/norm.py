@@ -23,6 +23,11 @@ class RMSNorm:
     plus_one: bool
     level: str
 
+    @property
+    def factors(self) -> torch.Tensor:
+        """What normed numbers are multiplied by, fp32 `[width]`."""
+        return self.weight.float() + 1.0 if self.plus_one else self.weight.float()
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return norms.rms_norm(x, self.weight, self.eps, plus_one=self.plus_one, level=self.level)
 

@@ -184,10 +184,9 @@ def _projection(counts: HeadCounts, norms: list[norm.RMSNorm], reading: _Reading
     query, key = (norms[i] for i in reading.norms)
     return Projection(
         *sizes,
-        query_norm=query.weight,
-        key_norm=key.weight,
+        query_norm=query.factors,
+        key_norm=key.factors,
         norm_eps=query.eps,
-        norm_plus_one=query.plus_one,
         rotary="half" if reading.rotation is None else reading.rotation.style,
     )
 
