@@ -16,7 +16,7 @@ TRITON = Backend(
     triton_kernels.copy_blocks,
     triton_kernels.allocate_caches,
 )
-NATIVE = [native_backend(level) for level in supported()[:1]]
+NATIVE = [native_backend(level) for level in (*supported(), "amx_emulated")]
 PLAIN = [REFERENCE, TRITON]  # those whose caches are [num_blocks, block_size, num_kv_heads, head_dim]
 BACKENDS = [*PLAIN, *NATIVE]
 
