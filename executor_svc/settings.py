@@ -55,6 +55,10 @@ class ExecutorSettings(BaseSettings):
         False,
         description="Keep the weights of linear layers in 8 bits on a CPU: half the memory and faster, less exact.",
     )
+    int8_kv: bool = Field(
+        False,
+        description="Keep keys and values in 8 bits on a CPU: about half the memory, so twice the tokens; less exact.",
+    )
 
     cpu_threads: int | None = Field(
         None,

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from kernels.checks import check_attention, check_copies, check_write
+from kernels.checks import FLOAT_DTYPES, KernelInputError, check_attention, check_copies, check_write
 from kernels.projection import Projection
 from kernels.shared_blocks import SharedBlocks
 
@@ -28,7 +28,15 @@ def allocate_caches(
     dtype: torch.dtype,
     device: torch.device,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A key and a value cache, `[num_blocks, block_size, num_kv_heads, key_dim or value_dim]`, zero."""
+    """A key and a value cache, `[num_blocks, block_size, num_kv_heads, key_dim or value_dim]`, zero.
+
+    Raises KernelInputError.
+    """
+    if dtype not in FLOAT_DTYPES:
+        raise KernelInputError(
+            f"dtype: is {dtype}, must be one of {', '.join(map(str, FLOAT_DTYPES))}; only native kernels of a CPU keep "
+            "keys and values in 8 bits, in blocks of a multiple of 16 tokens"
+        )
     keys, values = (
         torch.zeros(num_blocks, block_size, num_kv_heads, dim, dtype=dtype, device=device)
         for dim in (key_dim, value_dim)

@@ -27,6 +27,7 @@ def gather_facts(
     max_model_len: int,
     block_size: int,
     int8_weights: bool = False,
+    int8_kv: bool = False,
 ) -> executor_pb2.ModelFacts:
     dtype = str(model.dtype).removeprefix("torch.")
     num_ids = vocab_size(model, tokenizer)
@@ -41,7 +42,7 @@ def gather_facts(
         eos_token_ids=sorted({token for place in places for token in _ids(place, "eos_token_id", num_ids)}),
         bos_token_id=bos,
         dtype=dtype,
-        fingerprint=fingerprint(directory, dtype + " int8" * int8_weights),
+        fingerprint=fingerprint(directory, dtype + " int8" * int8_weights + " int8_kv" * int8_kv),
         block_size=block_size,
         rope_switch_len=rope_switch_len(model.config, max_model_len),
     )

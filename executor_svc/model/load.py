@@ -33,7 +33,7 @@ from executor_svc.model.threads import set_threads
 from executor_svc.model.warm_up import Room, warm_up
 from executor_svc.ranks import ONE, Ranks
 from executor_svc.settings import ExecutorSettings
-from kernels import Backend, backend
+from kernels import Backend, KernelInputError, backend
 
 log = structlog.get_logger(__name__)
 
@@ -97,10 +97,11 @@ def _load(settings: ExecutorSettings, device: torch.device, group: Group, progre
     switch_len = rope_switch_len(model.config, max_model_len)
     long_tokens = rotary.install(model, switch_len)
     num_ids = vocab_size(model, tokenizer.facts)
+    kv_dtype = _kv_dtype(layers, kernels, settings)
     greedy_head = None
     if (products := _products(model, kernels, settings)) is not None:
         greedy_head = fused.fuse(model, layers, kernels, products, max_model_len, progress).greedy
-    served = _Served(model, layers, kernels, num_ids, long_tokens, switch_len, settings, group, greedy_head)
+    served = _Served(model, layers, kernels, num_ids, long_tokens, switch_len, settings, group, greedy_head, kv_dtype)
 
     num_blocks = choose_num_blocks(
         served.block_bytes,
@@ -128,6 +129,7 @@ def _load(settings: ExecutorSettings, device: torch.device, group: Group, progre
         max_model_len=max_model_len,
         block_size=settings.block_size,
         int8_weights=settings.int8_weights,
+        int8_kv=settings.int8_kv,
     )
     log.info(
         "model_loaded",
@@ -173,6 +175,19 @@ def _products(model: PreTrainedModel, kernels: Backend, settings: ExecutorSettin
     return products
 
 
+def _kv_dtype(layers: list[ProvenLayer], kernels: Backend, settings: ExecutorSettings) -> torch.dtype | None:
+    """What KV memory is of, None for what the layers compute with. Raises ModelRefused where 8 bits cannot be had."""
+    if not settings.int8_kv:
+        return None
+    try:
+        block_bytes(layers, settings.block_size, kernels, torch.int8)
+    except KernelInputError as error:
+        raise ModelRefused(
+            f"int8_kv is set, which the kernels ({kernels.name}) cannot serve here ({error}); unset it"
+        ) from error
+    return torch.int8
+
+
 @dataclass(frozen=True, slots=True)
 class _Served:
     """A model that is understood, and how it is to be served."""
@@ -186,6 +201,7 @@ class _Served:
     settings: ExecutorSettings
     group: Group
     greedy_head: fused.GreedyHead | None
+    kv_dtype: torch.dtype | None
 
     @property
     def records_graphs(self) -> bool:
@@ -194,14 +210,16 @@ class _Served:
 
     @property
     def block_bytes(self) -> int:
-        return block_bytes(self.layers, self.settings.block_size, self.kernels)
+        return block_bytes(self.layers, self.settings.block_size, self.kernels, self.kv_dtype)
 
     def make_runner(self, num_blocks: int) -> ModelRunner:
         """A runner over new KV memory; it takes the model from any made before. Raises ModelRefused."""
         device, settings = self.model.device, self.settings
         needed = num_blocks * self.block_bytes
         with refusing_out_of_memory("KV memory", device, needed=needed, lower=LESS_KV_MEMORY):
-            memory = KVMemory.allocate(self.layers, num_blocks, settings.block_size, device, self.kernels)
+            memory = KVMemory.allocate(
+                self.layers, num_blocks, settings.block_size, device, self.kernels, self.kv_dtype
+            )
         attention.register()
         self.model.set_attn_implementation(attention.ATTENTION_NAME)
         current = attention.CurrentStep()

@@ -18,17 +18,26 @@ NUM_RESERVED = 1  # block 0: padding is written there, and it is never lent
 
 @dataclass(frozen=True, slots=True)
 class KVMemory:
-    """One key and one value cache a layer, in the backend's layout, zero at first."""
+    """One key and one value cache a layer, in the backend's layout, zero at first.
+
+    They are of the layer's own dtype, or of `dtype`; int8 where the backend has such caches.
+    """
 
     layers: list[tuple[torch.Tensor, torch.Tensor]]
 
     @classmethod
     def allocate(
-        cls, layers: list[ProvenLayer], num_blocks: int, block_size: int, device: torch.device, backend: Backend
+        cls,
+        layers: list[ProvenLayer],
+        num_blocks: int,
+        block_size: int,
+        device: torch.device,
+        backend: Backend,
+        dtype: torch.dtype | None = None,
     ) -> "KVMemory":
         def pair(layer: ProvenLayer) -> tuple[torch.Tensor, torch.Tensor]:
             heads = (layer.num_kv_heads, layer.key_dim, layer.value_dim)
-            return backend.allocate_caches(num_blocks, block_size, *heads, layer.dtype, device)
+            return backend.allocate_caches(num_blocks, block_size, *heads, dtype or layer.dtype, device)
 
         return cls([pair(layer) for layer in layers])
 
@@ -37,9 +46,9 @@ class KVMemory:
         return [cache for pair in self.layers for cache in pair]
 
 
-def block_bytes(layers: list[ProvenLayer], block_size: int, backend: Backend) -> int:
+def block_bytes(layers: list[ProvenLayer], block_size: int, backend: Backend, dtype: torch.dtype | None = None) -> int:
     """Of one block in all layers, with whatever the backend's layout adds to it."""
-    caches = KVMemory.allocate(layers, 1, block_size, torch.device("meta"), backend).tensors
+    caches = KVMemory.allocate(layers, 1, block_size, torch.device("meta"), backend, dtype).tensors
     return sum(cache.untyped_storage().nbytes() for cache in caches)
 
 

@@ -3,16 +3,18 @@
     keys    [num_blocks, num_kv_heads, key_dim / pack, block_size, pack]
     values  [num_blocks, num_kv_heads, block_size / pack, value_dim, pack]
 
-with two bf16 or one fp32 in a word (`pack`). The keys' dimensions are rounded up to whole words, and memory of the
-values to 16 columns.
+with one fp32, two bf16 or four int8 in a word (`pack`). The keys' dimensions are rounded up to whole words, and memory
+of the values to 16 columns. Caches of int8 hold numbers over a scale that each token and head has for its key, and
+another for its value; both are fp32, in two words more behind the keys' dimensions. Where all is -1 they are NaN.
 """
 
 import torch
 
 from kernels.checks import KernelInputError, check_tensor
 
-PACK = {torch.float32: 1, torch.bfloat16: 2}
+PACK = {torch.float32: 1, torch.bfloat16: 2, torch.int8: 4}
 _MULTIPLE = 16
+_MOST_INT8_DIM = 512  # of a key: sums of its products fit 32 bits
 
 
 def is_served(block_size: int, dtype: torch.dtype) -> bool:
@@ -29,12 +31,18 @@ def allocate(
     dtype: torch.dtype,
     device: torch.device,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A key and a value cache, zero."""
+    """A key and a value cache, zero. Raises KernelInputError."""
+    if dtype == torch.int8 and key_dim > _MOST_INT8_DIM:
+        raise KernelInputError(f"key_dim: is {key_dim}, must be at most {_MOST_INT8_DIM} for a cache in 8 bits")
     pack = PACK[dtype]
-    depth, columns = -(-key_dim // pack), -(-value_dim // _MULTIPLE) * _MULTIPLE
+    depth, columns = -(-key_dim // pack) + _num_scales(dtype), -(-value_dim // _MULTIPLE) * _MULTIPLE
     keys = torch.zeros(num_blocks, num_kv_heads, depth, block_size, pack, dtype=dtype, device=device)
     values = torch.zeros(num_blocks, num_kv_heads, block_size // pack, columns, pack, dtype=dtype, device=device)
     return keys, values[:, :, :, :value_dim]
+
+
+def _num_scales(dtype: torch.dtype) -> int:
+    return 2 if dtype == torch.int8 else 0
 
 
 def is_native(cache: torch.Tensor) -> bool:
@@ -59,5 +67,6 @@ def check_caches(key_cache: torch.Tensor, value_cache: torch.Tensor) -> None:
 def check_key_dim(name: str, size: int, key_cache: torch.Tensor) -> None:
     """Raises KernelInputError where heads of `size` are not what the cache holds."""
     _, _, depth, _, pack = key_cache.shape
+    depth -= _num_scales(key_cache.dtype)
     if -(-size // pack) != depth:
         raise KernelInputError(f"{name}: heads of {size} do not fit a cache for heads of {depth * pack}")

@@ -30,7 +30,10 @@ class NativeKernels:
         dtype: torch.dtype,
         device: torch.device,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """A key and a value cache, zero; in the reference's layout where the native one does not do."""
+        """A key and a value cache, zero; in the reference's layout where the native one does not do.
+
+        Those of int8 keep keys and values in 8 bits. Raises KernelInputError.
+        """
         served = caches.is_served(block_size, dtype)
         allocate = caches.allocate if served else reference.allocate_caches
         return allocate(num_blocks, block_size, num_kv_heads, key_dim, value_dim, dtype, device)
@@ -80,7 +83,8 @@ class NativeKernels:
         """As `kernels.reference.paged_attention`.
 
         Products of bf16 queries with a bf16 cache, and of weights with its values, are of bf16 numbers where the level
-        has an instruction for that; all others, and all sums, are of fp32.
+        has an instruction for that; those with an int8 cache are of integers where it has one, for which queries and
+        weights are rounded to 16 bits; all others, and all sums, are of fp32.
         """
         batch = block_tables, query_start, context_lens
         if not caches.is_native(key_cache):

@@ -70,6 +70,7 @@ class Pool:
         dim=16,
         value_dim=None,
         dtype=torch.float32,
+        cache_dtype=None,
         poison=0.0,
     ):
         generator = torch.Generator().manual_seed(len(rows) + 7 * heads + dim)
@@ -78,7 +79,7 @@ class Pool:
         self.block_size = block_size = block_size or (4 if backend in PLAIN else 16)
         num_blocks = 1 + sum(-(-context // block_size) for _, context in rows)
         self.key_cache, self.value_cache = backend.allocate_caches(
-            num_blocks, block_size, kv_heads, dim, self.value_dim, dtype, torch.device("cpu")
+            num_blocks, block_size, kv_heads, dim, self.value_dim, cache_dtype or dtype, torch.device("cpu")
         )
         self.key_cache.fill_(poison)
         self.value_cache.fill_(poison)

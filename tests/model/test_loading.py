@@ -203,6 +203,29 @@ def test_a_sequence_is_never_longer_than_all_blocks_together(directory):
     assert load(settings_for(directory, num_blocks=11)).facts.max_model_len == 40
 
 
+def test_keys_and_values_in_8_bits_take_half_of_the_memory(directory):
+    kv_memory = {"num_blocks": None, "kv_memory": 1 << 20, "block_size": 16}
+    exact, int8 = (load(settings_for(directory, int8_kv=on, dtype="bfloat16", **kv_memory)) for on in (False, True))
+    assert int8.num_blocks > 1.5 * exact.num_blocks  # heads of 16 numbers, and a scale of 4 bytes
+    assert int8.facts.fingerprint != exact.facts.fingerprint
+
+
+@pytest.mark.parametrize("fused_modules", [True, False])
+def test_with_keys_and_values_in_8_bits_texts_are_nearly_as_likely(directory, fused_modules):
+    model = Model(directory, int8_kv=True, block_size=16, num_blocks=100, fused_modules=fused_modules)
+    sequences = [greedy(random_ids(seed, 20 + seed)) for seed in range(3)]
+    Driver(model.loaded, MAX_ROWS).generate(sequences, NUM_OUTPUTS)
+    for sequence in sequences:
+        logits = reference_logits(model.reference, sequence.token_ids)
+        assert_greedy(logits, sequence.token_ids, sequence.num_prompt, margin=0.05)
+
+
+def test_keys_and_values_in_8_bits_are_refused_where_they_would_not_be(directory):
+    for changes in ({"cpu_kernels": "reference", "block_size": 16}, {"block_size": 8}):
+        with pytest.raises(ModelRefused, match=r"int8_kv is set, .* 8 bits"):
+            load(settings_for(directory, int8_kv=True, **changes))
+
+
 def test_weights_in_8_bits_are_refused_where_they_would_not_be(directory):
     for changes in ({"fused_modules": False, "dtype": "bfloat16"}, {"cpu_kernels": "reference"}, {"dtype": "float32"}):
         with pytest.raises(ModelRefused, match="int8_weights is set, which takes"):

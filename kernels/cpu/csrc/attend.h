@@ -129,6 +129,12 @@ void add_runs(const KvLayout& cache, const Place& place, const Place& later, int
               uint32_t* edge, Step& step) {
   const int64_t first = (from + kPack - 1) / kPack, last = to / kPack, row = cache.value_row;
   const int of_group = group * (kGroup / kPack);
+  if constexpr (kPack == 4) {  // no byte is NaN: tokens that nobody sees may have weights of zero
+    const int64_t begin = from / kPack, end = (to + kPack - 1) / kPack;
+    step.runs[step.num_runs++] = {place.value + begin * row, later.value + begin * row,
+                                  of_group + static_cast<int>(begin), static_cast<int>(end - begin)};
+    return;
+  }
   if (from % kPack) {
     keep_one(place.value + (first - 1) * row, row, true, edge);
     step.runs[step.num_runs++] = {edge, edge, of_group + static_cast<int>(first) - 1, 1};
@@ -172,7 +178,8 @@ void attend(const KvLayout& cache, const ScoreFactors& factors, const Item& item
   using Number = typename Kind::Number;
   const Unit& unit = *item.unit;
   float* scores = room.scores.template get<float>(kInnerRows * kStep);
-  Number* weights = room.weights.template get<Number>(kInnerRows * kStep);
+  constexpr int64_t kWeights = row_size<Kind>(kStep);
+  Number* weights = room.weights.template get<Number>(kInnerRows * kWeights);
   uint32_t* edge = room.edge.template get<uint32_t>(2 * cache.value_row);
   float decay[kInnerRows];
   Step step;
@@ -192,7 +199,8 @@ void attend(const KvLayout& cache, const ScoreFactors& factors, const Item& item
                      step.keys_ahead, cache.block_size, cache.depth, step.num_vectors, scores);
       for (int i = 0; i < num_rows; ++i)
         decay[i] = weights_of<Kind>(scores + i * kStep, step.num_vectors, low[i] - begin, high[i] - begin, factors,
-                                    attending.running[first + i], weights + i * kStep);
+                                    {step.keys, cache.block_size, cache.depth}, attending.running[first + i],
+                                    weights + i * kWeights);
       products.weigh(weights, num_rows, step.num_vectors, step.runs, step.num_runs, cache.value_row, decay,
                   attending.out + first * cache.value_row, cache.value_row);
     }

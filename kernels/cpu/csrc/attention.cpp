@@ -33,28 +33,47 @@ void write_projected(const Call& call, int64_t token, int64_t head, float* room)
   write_slot(call.cache, call.slots[token], head, room, call.key_dim, value);
 }
 
-// `early`: projected queries that were made before, [token][head][key_dim].
+// Numbers of a row of queries, whose memory is a multiple of 32.
+template <class Kind>
+int64_t query_row(const Call& call) {
+  return (row_size<Kind>(call.cache.depth * Kind::kPack) + 31) / 32 * 32;
+}
+
+// A row of queries, with zeros behind the head's size.
+template <class Kind>
+void put_query(const Call& call, const float* from, typename Kind::Number* to) {
+  const int64_t size = call.cache.depth * Kind::kPack;
+  if constexpr (Kind::kPack == 4) {
+    Kind::put_row(from, call.key_dim, size, to);
+  } else {
+    narrow(from, call.key_dim, to);
+    std::memset(to + call.key_dim, 0, (size - call.key_dim) * sizeof(*to));
+  }
+}
+
+// `early`: rows of projected queries that were made before, [token][head].
 template <class Kind>
 void load_query(const Call& call, const QueryToken& query, int64_t head, const typename Kind::Number* early,
                 float* room, typename Kind::Number* to) {
   using Number = typename Kind::Number;
   if (call.projected != nullptr) {
     if (!query.alone || query.slot >= 0) {
-      const int64_t at = (query.token * call.results.num_heads + head) * call.key_dim;
-      std::memcpy(to, early + at, call.key_dim * sizeof(Number));
+      const int64_t row = query_row<Kind>(call);
+      std::memcpy(to, early + (query.token * call.results.num_heads + head) * row, row * sizeof(Number));
     } else {
       call.projected->query(query.token, head, room);
-      narrow(room, call.key_dim, to);
+      put_query<Kind>(call, room, to);
     }
     return;
   }
   call.queries->with(query.token, head, [&](const auto* from) {
     using From = std::remove_cv_t<std::remove_reference_t<decltype(*from)>>;
-    if constexpr (std::is_same_v<From, Number>) {
+    if constexpr (std::is_same_v<From, Number> && Kind::kPack != 4) {
       std::memcpy(to, from, call.key_dim * sizeof(Number));
+      std::memset(to + call.key_dim, 0, (call.cache.depth * Kind::kPack - call.key_dim) * sizeof(Number));
     } else {
       widen(from, call.key_dim, room);
-      narrow(room, call.key_dim, to);
+      put_query<Kind>(call, room, to);
     }
   });
 }
@@ -67,7 +86,7 @@ void do_item(const Call& call, const Plan& plan, const Item& item, const typenam
   const QueryToken* tokens = plan.queries.data() + unit.first_query;
   const int num_rows = static_cast<int>(unit.num_queries * call.group);
   const int padded = Products<Kind>::padded(num_rows);
-  const int64_t value_row = call.cache.value_row, stride = (call.cache.depth * Kind::kPack + 31) / 32 * 32;
+  const int64_t value_row = call.cache.value_row, stride = query_row<Kind>(call);
   float* head_room = room.heads.template get<float>(2 * std::max(call.key_dim, value_row));
   if (call.projected != nullptr && tokens[0].alone && tokens[0].slot < 0)
     write_projected(call, tokens[0].token, item.head, head_room);
@@ -82,7 +101,6 @@ void do_item(const Call& call, const Plan& plan, const Item& item, const typenam
     low[row] = query.low, high[row] = query.high;
     running[row].clear();
     load_query<Kind>(call, query, item.head * call.group + row % call.group, early, head_room, queries + row * stride);
-    std::memset(queries + row * stride + call.key_dim, 0, (stride - call.key_dim) * sizeof(Number));
   }
   attend<Kind>(call.cache, call.factors, item, {num_rows, stride, queries, low, high, out, running}, ahead, products,
                room);
@@ -105,7 +123,8 @@ const typename Kind::Number* do_early(const Call& call, const Plan& plan) {
   if (call.projected == nullptr || plan.early_tokens.empty()) return nullptr;
   thread_local Scratch scratch;
   const int64_t num_heads = call.results.num_heads;
-  Number* queries = scratch.get<Number>((plan.early_tokens.back() + 1) * num_heads * call.key_dim);
+  const int64_t row = query_row<Kind>(call);
+  Number* queries = scratch.get<Number>((plan.early_tokens.back() + 1) * num_heads * row);
   for_each_item(static_cast<int64_t>(plan.early_tokens.size()), [&](int64_t i) {
     thread_local Scratch heads;
     float* room = heads.get<float>(2 * std::max(call.key_dim, call.cache.value_row));
@@ -113,7 +132,7 @@ const typename Kind::Number* do_early(const Call& call, const Plan& plan) {
     for (int64_t head = 0; head < call.cache.num_kv_heads; ++head) write_projected(call, token, head, room);
     for (int64_t head = 0; head < num_heads; ++head) {
       call.projected->query(token, head, room);
-      narrow(room, call.key_dim, queries + (token * num_heads + head) * call.key_dim);
+      put_query<Kind>(call, room, queries + (token * num_heads + head) * row);
     }
   });
   return queries;
@@ -166,6 +185,11 @@ void run(const at::Tensor& out, const Heads* queries, const Projected* projected
   for (const int32_t token : plan.blank_tokens) results.clear(token);
   const Call call{cache, results, ScoreFactors(scale, soft_cap), batch.group, key_dim, queries, projected, slots};
   if (cache.pack == 1) return attend_all<Fp32>(call, plan);
+#if defined(PAGED_BF16_DOT)
+  if (cache.pack == 4) return attend_all<Int8Dot>(call, plan);
+#else
+  if (cache.pack == 4) return attend_all<Int8>(call, plan);
+#endif
 #if defined(PAGED_TILES)
   if (query_type == c10::kBFloat16) return attend_all<Bf16Tiles>(call, plan);
 #elif defined(PAGED_BF16_DOT)

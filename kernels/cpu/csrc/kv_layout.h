@@ -1,7 +1,10 @@
-// How the caches of one layer lie in memory, seen as words of 32 bits: one fp32 number, or two bf16 of a pair.
+// How the caches of one layer lie in memory, seen as words of 32 bits: one fp32 number, two bf16 or
+// four bytes.
 //
-//   keys    [block][kv head][depth][token]    a word holds one dimension of a token's key, or two that follow each other
-//   values  [block][kv head][token][column]   a word holds one column of one token's value, or of two tokens'
+//   keys    [block][kv head][depth][token]    a word holds one dimension of a token's key, or two or four that follow each other
+//   values  [block][kv head][token][column]   a word holds one column of one token's value, or of two or four tokens'
+//
+// Of bytes (int8_row.h), two more words of each token come behind its key: the scales of its key and of its value, fp32.
 //
 // So a vector of words is 16 (8, 4) tokens of a key's dimension, or columns of a value: products need no gather, and are
 // the pairs that dot products of bf16 and tiles take. Blocks are multiples of 16 tokens; a value's columns are padded to
@@ -18,7 +21,7 @@ constexpr int kGroup = 16;  // tokens that lie side by side in every layout: a b
 
 struct KvLayout {
   uint32_t *keys, *values;
-  int64_t pack;  // numbers in a word: 1 or 2
+  int64_t pack;  // numbers in a word: 1, 2 or 4
   int64_t num_blocks, num_kv_heads, block_size, depth, value_dim;
   int64_t key_block, key_head, value_block, value_head, value_row;  // strides, in words
 
@@ -29,7 +32,7 @@ struct KvLayout {
         num_blocks(key_cache.size(0)),
         num_kv_heads(key_cache.size(1)),
         block_size(key_cache.size(3)),
-        depth(key_cache.size(2)),
+        depth(key_cache.size(2) - (pack == 4 ? 2 : 0)),
         value_dim(value_cache.size(3)),
         key_block(key_cache.stride(0) / pack),
         key_head(key_cache.stride(1) / pack),

@@ -1,6 +1,7 @@
 // One head's key and value of one token into their slot.
 #pragma once
 
+#include "int8_row.h"
 #include "kv_layout.h"
 #include "simd.h"
 
@@ -24,8 +25,22 @@ void write_slot(const KvLayout& cache, int64_t slot, int64_t head, const float* 
   for (int64_t d = 0; d < cache.value_dim; ++d) put_number(values + d * kPack, value[d]);
 }
 
+inline void write_bytes(const KvLayout& cache, int64_t slot, int64_t head, const float* key, int64_t key_dim,
+                        const float* value) {
+  constexpr int64_t kPack = sizeof(uint32_t);
+  const int64_t block = slot / cache.block_size, offset = slot % cache.block_size;
+  uint32_t* words = const_cast<uint32_t*>(cache.key(block, head, offset));
+  uint8_t* values = reinterpret_cast<uint8_t*>(const_cast<uint32_t*>(cache.value(block, head, offset)));
+  const float scales[] = {
+      put_bytes(key, key_dim, reinterpret_cast<uint8_t*>(words), kPack, cache.block_size * kPack, 1),
+      put_bytes(value, cache.value_dim, values + offset % kPack, 1, kPack, 0),
+  };
+  for (int64_t i = 0; i < 2; ++i) std::memcpy(words + (cache.depth + i) * cache.block_size, &scales[i], sizeof(float));
+}
+
 inline void write_slot(const KvLayout& cache, int64_t slot, int64_t head, const float* key, int64_t key_dim,
                        const float* value) {
+  if (cache.pack == 4) return write_bytes(cache, slot, head, key, key_dim, value);
   if (cache.pack == 1) return write_slot<float>(cache, slot, head, key, key_dim, value);
   write_slot<uint16_t>(cache, slot, head, key, key_dim, value);
 }
