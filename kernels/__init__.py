@@ -19,7 +19,7 @@ import torch
 
 from kernels import cpu, reference
 from kernels.checks import KernelInputError
-from kernels.cpu.compiling import CACHE, BuildError
+from kernels.cpu.compiling import CACHE, BuildError, Told, silent
 from kernels.projection import Projection
 from kernels.shared_blocks import SharedBlocks
 
@@ -51,18 +51,21 @@ REFERENCE = Backend(
 )
 
 
-def backend(device: torch.device, *, cpu_kernels: str = "auto", cache_dir: Path = CACHE) -> Backend:
+def backend(
+    device: torch.device, *, cpu_kernels: str = "auto", cache_dir: Path = CACHE, told: Told = silent
+) -> Backend:
     """The backend that serves `device`.
 
     For a CPU `cpu_kernels` names the level of its native kernels (`kernels.cpu.levels`), which are compiled into
     `cache_dir` if they have not been, or `reference`. `auto` takes the best level that the CPU runs, and where that
-    cannot be built the one below it, down to the reference; `note` says why.
+    cannot be built the one below it, down to the reference; `note` says why. `told` hears how far compiling has come,
+    which takes seconds.
 
     Raises KernelInputError for a device that none serves, for a level that cannot be had, and where the package that a
     GPU's kernels need is missing.
     """
     if device.type == "cpu":
-        return _cpu_backend(cpu_kernels, cache_dir)
+        return _cpu_backend(cpu_kernels, cache_dir, told)
     if device.type != "cuda":
         raise KernelInputError(f"device: is {device}, must be cpu or cuda; there are no kernels for another kind")
     if importlib.util.find_spec("triton") is None:
@@ -74,26 +77,26 @@ def backend(device: torch.device, *, cpu_kernels: str = "auto", cache_dir: Path 
     return Backend("triton", triton.paged_attention, triton.write_kv, triton.copy_blocks, triton.allocate_caches)
 
 
-def _cpu_backend(cpu_kernels: str, cache_dir: Path) -> Backend:
+def _cpu_backend(cpu_kernels: str, cache_dir: Path, told: Told) -> Backend:
     if cpu_kernels == "reference":
         return REFERENCE
     if cpu_kernels != "auto":
         try:
-            return native_backend(cpu_kernels, cache_dir)
+            return native_backend(cpu_kernels, cache_dir, told)
         except BuildError as error:
             raise KernelInputError(f"cpu_kernels: {error}") from error
     note = "there are no native kernels for this kind of CPU"
     for level in cpu.supported():
         try:
-            return replace(native_backend(level, cache_dir), note=note if level != cpu.supported()[0] else "")
+            return replace(native_backend(level, cache_dir, told), note=note if level != cpu.supported()[0] else "")
         except BuildError as error:
             note = str(error)
     return replace(REFERENCE, note=note)
 
 
-def native_backend(level: str, cache_dir: Path = CACHE) -> Backend:
+def native_backend(level: str, cache_dir: Path = CACHE, told: Told = silent) -> Backend:
     """A CPU's native kernels of one level. Raises BuildError."""
-    native = cpu.NativeKernels(level, cache_dir)
+    native = cpu.NativeKernels(level, cache_dir, told)
     return Backend(
         f"cpu {level}",
         native.paged_attention,

@@ -5,6 +5,7 @@ What directory and tokenizer are refused for is found before the weights are rea
 
 import os
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -40,6 +41,7 @@ log = structlog.get_logger(__name__)
 SMALLER_WEIGHTS = "take a smaller or quantised model, or set dtype to a 16-bit type"
 LESS_KV_MEMORY = "set num_blocks or kv_memory to less, or lower memory_share"
 CHECKING = "checking the model"
+COMPILING = "compiling kernels"
 SMALLER_STEPS = "lower tokens_per_step, max_rows or memory_share"
 
 
@@ -86,7 +88,9 @@ def _load(settings: ExecutorSettings, device: torch.device, group: Group, progre
     with transformers_told(progress, "loading weights"):
         model = _load_weights(directory, config, settings, device, saved_bytes, group)
     max_model_len = model_len(model.config, settings.max_model_len)
-    kernels = backend(device, cpu_kernels=settings.cpu_kernels, cache_dir=settings.cache_dir)
+    kernels = backend(
+        device, cpu_kernels=settings.cpu_kernels, cache_dir=settings.cache_dir, told=partial(progress, COMPILING)
+    )
     if kernels.note:
         log.warning("native_kernels_not_used", reason=kernels.note)
     progress(CHECKING, 0, 2)

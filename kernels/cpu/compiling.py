@@ -4,6 +4,7 @@ A library is looked for beside this file first (`prebuilt/`, made where there is
 else it is compiled, which takes some ten seconds. `python -m kernels.cpu.build` does so ahead of time.
 """
 
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -11,7 +12,8 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import cache
 from pathlib import Path
 
@@ -25,48 +27,87 @@ PREBUILT = Path(__file__).parent / "prebuilt"
 CACHE = Path("~/.cache/paged")
 _COMPILERS = ("g++", "c++", "clang++")
 _TIMEOUT_S = 600
+_SEAL_BYTES = 32
+_SCRATCH = ".making-"
+
+Told = Callable[[int, int], None]
+"""Told how many of how many parts of a library are made: first 0, and all of them last. Only where one is compiled."""
+
+
+def silent(done: int, total: int) -> None:
+    """A Told that nobody hears."""
 
 
 class BuildError(RuntimeError):
     """A library can be neither found nor made; the text says why, in a clause."""
 
 
-def find_or_build(level: Level, cache_dir: Path = CACHE) -> Path:
+def find_or_build(level: Level, cache_dir: Path = CACHE, told: Told = silent) -> Path:
     """The library of `level`. Safe to call in several processes at once. Raises BuildError."""
     prebuilt = PREBUILT / f"{stem(level)}.so"
     if prebuilt.exists():
         return prebuilt
     compiler = _compiler()
-    directory = cache_dir.expanduser() / "kernels"
-    library = directory / f"{stem(level)}-{_digest(_version(compiler))}.so"
-    if library.exists():
-        return library
     try:
+        directory = cache_dir.expanduser() / "kernels"
+        library = directory / f"{stem(level)}-{_digest(_version(compiler))}.so"
+        if _is_whole(library):
+            return library
         directory.mkdir(parents=True, exist_ok=True)
         with open(directory / f"{library.stem}.lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # one compiles, the others wait for what it makes
-            if not library.exists():
-                build(level, library, compiler)
-    except OSError as error:
-        raise BuildError(f"the kernels cannot be kept in {directory}: {error}") from error
+            with contextlib.suppress(OSError):  # not every file system has locks
+                fcntl.flock(lock, fcntl.LOCK_EX)  # one compiles, the others wait for what it makes
+            if not _is_whole(library):
+                build(level, library, compiler, told)
+    except BuildError:
+        raise
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
+        raise BuildError(f"the kernels cannot be kept in {cache_dir}: {error}") from error
     return library
 
 
-def build(level: Level, library: Path, compiler: str | None = None) -> None:
-    """Compile and link `library`, which appears at once and whole. Raises BuildError."""
+def build(level: Level, library: Path, compiler: str | None = None, told: Told = silent) -> None:
+    """Compile and link `library`, which appears at once and whole. Raises BuildError, and OSError of its directory."""
     compiler = compiler or _compiler()
-    with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
-        objects = [Path(scratch) / f"{source.stem}.o" for source in _sources()]
+    sources = _sources()
+    told(0, len(sources))
+    for left in library.parent.glob(f"{library.stem}{_SCRATCH}*"):  # by a process that was killed
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=f"{library.stem}{_SCRATCH}", dir=library.parent) as scratch:
+        objects = [Path(scratch) / f"{source.stem}.o" for source in sources]
         commands = [
             [compiler, *_compile_flags(level), "-c", str(source), "-o", str(made)]
-            for source, made in zip(_sources(), objects, strict=True)
+            for source, made in zip(sources, objects, strict=True)
         ]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(_run, commands))
+            made_all = as_completed([pool.submit(_run, command) for command in commands])
+            for done, made in enumerate(made_all, 1):
+                made.result()
+                if done < len(sources):
+                    told(done, len(sources))
         linked = Path(scratch) / library.name
         directories = [f"-L{path}" for path in library_paths()]
         _run([compiler, "-shared", "-fopenmp", *map(str, objects), *directories, *_LIBRARIES, "-o", str(linked)])
+        _seal(linked)
         os.replace(linked, library)
+    told(len(sources), len(sources))
+
+
+def _seal(library: Path) -> None:
+    """Append what its bytes come to, which a loader ignores: one that lost its end would crash who loads it."""
+    content = library.read_bytes()
+    with open(library, "ab") as file:
+        file.write(hashlib.sha256(content).digest())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _is_whole(library: Path) -> bool:
+    try:
+        content = library.read_bytes()
+    except FileNotFoundError:
+        return False
+    return hashlib.sha256(content[:-_SEAL_BYTES]).digest() == content[-_SEAL_BYTES:]
 
 
 _LIBRARIES = ("-lc10", "-ltorch", "-ltorch_cpu")
@@ -86,8 +127,7 @@ _FLAGS = (
     "-ffp-contract=fast",
     "-fno-math-errno",
     "-fno-trapping-math",
-    "-Wall",
-    "-Wno-psabi",
+    "-w",  # compilers warn of their own headers
 )
 
 
@@ -103,7 +143,7 @@ def _definitions(level: Level) -> list[str]:
 def stem(level: Level) -> str:
     """The name of a library says what it was made of, but for the compiler: that of one prebuilt is not asked for."""
     sources = [path for path in sorted(SOURCES.iterdir()) if path.suffix in (".cpp", ".h")]
-    parts = [f"{path.name}:{_digest(path.read_text())}" for path in sources]
+    parts = [f"{path.name}:{hashlib.sha256(path.read_bytes()).hexdigest()}" for path in sources]
     flags = [*_FLAGS, *level.flags, *_definitions(level), *_LIBRARIES]
     return f"paged_cpu_{level.name}-{_digest(torch.__version__, platform.machine(), *flags, *parts)}"
 
@@ -130,7 +170,10 @@ def _version(compiler: str) -> str:
 
 def _run(command: list[str]) -> str:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S)
+        environment = {**os.environ, "LC_ALL": "C"}  # errors in English
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, env=environment
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(f"{command[0]} does not run: {error}") from error
     if done.returncode:

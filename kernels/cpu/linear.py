@@ -47,7 +47,10 @@ def is_native(level: str | None, dtype: torch.dtype) -> bool:
 
 
 def pack(weight: torch.Tensor, *, int8: bool = False, level: str | None = None) -> PackedWeight:
-    """`weight` is `[outputs, inputs]` bf16. With `int8`, rounded to 8 bits with a scale for each output."""
+    """`weight` is `[outputs, inputs]` bf16.
+
+    With `int8`, rounded to 8 bits with a scale for each output, NaN for one that is not finite; at most 133,144 inputs.
+    """
     return pack_many([weight], int8=int8, level=level)
 
 
@@ -134,7 +137,7 @@ def unpack_rows(weight: PackedWeight, ids: torch.Tensor) -> torch.Tensor:
 def _check(x: torch.Tensor, weight: PackedWeight, *, gated: bool) -> None:
     if weight.gated != gated:
         raise KernelInputError(f"weight: is {'' if weight.gated else 'not '}gated, must {'' if gated else 'not '}be")
-    if x.shape[-1] != weight.inputs:
+    if x.dim() == 0 or x.shape[-1] != weight.inputs:
         raise KernelInputError(f"x: shape is {list(x.shape)}, must be [..., {weight.inputs}]")
 
 

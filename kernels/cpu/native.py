@@ -8,7 +8,7 @@ import torch
 from kernels import reference
 from kernels.checks import FLOAT_DTYPES, KernelInputError, check_batch, check_copies, check_tensor
 from kernels.cpu import caches
-from kernels.cpu.compiling import CACHE
+from kernels.cpu.compiling import CACHE, Told, silent
 from kernels.cpu.library import ops
 from kernels.projection import Projection
 from kernels.shared_blocks import SharedBlocks
@@ -17,8 +17,8 @@ from kernels.shared_blocks import SharedBlocks
 class NativeKernels:
     """Those of one level. Raises BuildError where they cannot be had."""
 
-    def __init__(self, level: str, cache_dir: Path = CACHE) -> None:
-        self._ops = ops(level, cache_dir)
+    def __init__(self, level: str, cache_dir: Path = CACHE, told: Told = silent) -> None:
+        self._ops = ops(level, cache_dir, told)
 
     def allocate_caches(
         self,

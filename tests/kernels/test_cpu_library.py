@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels.cpu import compiling, levels, library
+from kernels.cpu import build, compiling, levels, library
 
 LEVEL = levels.LEVELS["avx2"]
 
@@ -57,6 +57,62 @@ def test_a_cache_that_cannot_be_written_is_told(sources, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(library.BuildError, match="cannot be kept in"):
         compiling.find_or_build(LEVEL, tmp_path / "file")
+
+
+def test_without_a_home_the_reason_is_said(sources, monkeypatch):
+    def no_home(self):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", no_home)
+    with pytest.raises(library.BuildError, match=r"cannot be kept in ~/.*home directory"):
+        compiling.find_or_build(LEVEL)
+
+
+@pytest.mark.parametrize("left", [0, 100, -100])
+def test_a_library_that_lost_its_end_is_built_again(sources, tmp_path, left):
+    built = compiling.find_or_build(LEVEL, tmp_path)
+    whole = built.read_bytes()
+    built.write_bytes(whole[:left])
+    assert compiling.find_or_build(LEVEL, tmp_path).read_bytes() == whole
+
+
+def test_what_a_killed_process_left_is_removed(sources, tmp_path):
+    built = compiling.find_or_build(LEVEL, tmp_path)
+    built.unlink()
+    (built.parent / f"{built.stem}.making-1").mkdir()
+    compiling.find_or_build(LEVEL, tmp_path)
+    assert [path.suffix for path in sorted(built.parent.iterdir())] == [".lock", ".so"]
+
+
+def test_who_waits_hears_how_far_compiling_has_come(sources, tmp_path):
+    told = []
+    for _ in range(2):
+        compiling.find_or_build(LEVEL, tmp_path, lambda *parts: told.append(parts))
+    assert told == [(0, 1), (1, 1)]
+
+
+def test_one_prebuilt_for_another_torch_is_not_taken(sources, tmp_path, monkeypatch):
+    compiling.PREBUILT.mkdir()
+    compiling.build(LEVEL, compiling.PREBUILT / f"{compiling.stem(LEVEL)}.so")
+    monkeypatch.setattr(compiling.torch, "__version__", "2.99.0")
+    assert compiling.find_or_build(LEVEL, tmp_path).parent == tmp_path / "kernels"
+
+
+def test_the_command_builds_ahead_and_says_where(sources, tmp_path, monkeypatch, capsys):
+    directory = tmp_path / "ahead"
+    monkeypatch.setattr(sys, "argv", ["build", "--level", "avx2", "--to", str(directory)])
+    build.main()
+    made = Path(capsys.readouterr().out.strip())
+    assert made == directory / f"{compiling.stem(LEVEL)}.so"
+    assert made.exists()
+
+
+def test_the_command_says_why_it_could_not(sources, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(compiling, "_COMPILERS", ("no-such-compiler",))
+    monkeypatch.setattr(sys, "argv", ["build", "--level", "avx2", "--to", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        build.main()
+    assert "there is no C++ compiler" in capsys.readouterr().err
 
 
 def test_processes_that_start_together_build_one_library(sources, tmp_path):

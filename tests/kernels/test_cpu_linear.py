@@ -190,6 +190,26 @@ def test_int8_rows_of_extreme_size(level):
 
 
 @pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_weight_that_is_not_finite_spoils_its_output_and_no_other(level, value, int8):
+    weight = _random(40, 64)
+    weight[3, 5] = value
+    packed = linear.pack(weight, int8=int8, level=level)
+    out = linear.linear(_random(5, 64), packed)
+    assert not out[:, 3].isfinite().any()
+    assert torch.cat([out[:, :3], out[:, 4:]], 1).isfinite().all()
+    assert not linear.linear_argmax(_random(5, 64), packed)[1].any()
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_int8_sums_hold_as_many_inputs_as_are_allowed(sign):
+    weight, x = torch.ones(1, 133_144).bfloat16(), sign * torch.ones(1, 133_144).bfloat16()
+    assert linear.linear_sums(x, linear.pack(weight, int8=True)).item() == pytest.approx(sign * 133_144, rel=1e-6)
+    with pytest.raises(ValueError, match="weights: have 133145 inputs, of which"):
+        linear.pack(torch.ones(1, 133_145).bfloat16(), int8=True)
+
+
+@pytest.mark.parametrize("int8", [False, True])
 def test_a_product_is_the_same_with_more_threads(level, int8):
     weight, x = _random(500, 300), _random(30, 300)
     packed = linear.pack(weight, int8=int8, level=level)
@@ -208,6 +228,7 @@ def test_what_does_not_fit_is_refused(level):
     for message, call in {
         "x: shape is": lambda: linear.linear(_random(4, 40), packed),
         "x: dtype is": lambda: linear.linear(x.float(), packed),
+        r"x: shape is \[\]": lambda: linear.linear(x[0, 0], packed),
         "bias: must be 64": lambda: linear.linear(x, packed, bias=_random(63)),
         "residual: shape is": lambda: linear.linear(x, packed, residual=_random(3, 64)),
         "out: its rows": lambda: linear.linear(x, packed, out=_random(64, 4).T),

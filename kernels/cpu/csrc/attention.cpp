@@ -1,9 +1,7 @@
 // paged_attention and attend_projected: plan a call's work, do it on all threads, put together what was done in parts.
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <torch/library.h>
+#include "attention.h"
 
-#include <optional>
+#include <ATen/ops/empty.h>
 
 #include "attend.h"
 #include "heads.h"
@@ -221,9 +219,8 @@ Batch batch_of(const KvLayout& cache, int64_t num_tokens, int64_t num_heads, con
   return batch;
 }
 
-// The operations take tensors as kernels/cpu/native.py checks and prepares them: last dimensions contiguous, sinks, norm
-// weights, cos and sin in fp32. `window` and `soft_cap` are 0 for none. `segments`: nothing, or first, end, row_start,
-// rows and own_start of SharedBlocks.
+}  // namespace
+
 at::Tensor paged_attention(const at::Tensor& q, const at::Tensor& key_cache, const at::Tensor& value_cache,
                            const at::Tensor& block_tables, const at::Tensor& query_start,
                            const at::Tensor& context_lens, double scale, int64_t window, double soft_cap,
@@ -237,8 +234,6 @@ at::Tensor paged_attention(const at::Tensor& q, const at::Tensor& key_cache, con
   return out;
 }
 
-// The same for rows that lie in one piece, row r from block r * blocks_per_row on, without a look at a table: what shows
-// the cost of a table. Nothing that is served calls it.
 at::Tensor contiguous_attention(const at::Tensor& q, const at::Tensor& key_cache, const at::Tensor& value_cache,
                                 int64_t blocks_per_row, const at::Tensor& query_start, const at::Tensor& context_lens,
                                 double scale) {
@@ -251,7 +246,6 @@ at::Tensor contiguous_attention(const at::Tensor& q, const at::Tensor& key_cache
   return out;
 }
 
-// qkv: [num_tokens, num_heads + 2 num_kv_heads, head_dim]. Norm weights [head_dim], cos and sin [num_tokens, rotated].
 at::Tensor attend_projected(const at::Tensor& qkv, const std::optional<at::Tensor>& query_norm,
                             const std::optional<at::Tensor>& key_norm, double epsilon,
                             const std::optional<at::Tensor>& cos, const std::optional<at::Tensor>& sin, bool interleaved,
@@ -277,25 +271,6 @@ at::Tensor attend_projected(const at::Tensor& qkv, const std::optional<at::Tenso
   run(out, nullptr, &projected, slots.const_data_ptr<int64_t>(), qkv.size(2), qkv.scalar_type(), cache, batch, scale,
       soft_cap, sinks);
   return out;
-}
-
-}  // namespace
-
-TORCH_LIBRARY_FRAGMENT(PAGED_LIBRARY, m) {
-  m.def(
-      "paged_attention(Tensor q, Tensor key_cache, Tensor value_cache, Tensor block_tables, Tensor query_start, "
-      "Tensor context_lens, float scale, int window, float soft_cap, Tensor? sinks, Tensor[] segments) -> Tensor",
-      &paged_attention);
-  m.def(
-      "contiguous_attention(Tensor q, Tensor key_cache, Tensor value_cache, int blocks_per_row, Tensor query_start, "
-      "Tensor context_lens, float scale) -> Tensor",
-      &contiguous_attention);
-  m.def(
-      "attend_projected(Tensor qkv, Tensor? query_norm, Tensor? key_norm, float epsilon, Tensor? cos, Tensor? sin, "
-      "bool interleaved, Tensor slots, Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor block_tables, "
-      "Tensor query_start, Tensor context_lens, float scale, int window, float soft_cap, Tensor? sinks, "
-      "Tensor[] segments) -> Tensor",
-      &attend_projected);
 }
 
 }  // namespace paged

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <tuple>
 #include <vector>
 
@@ -92,10 +93,20 @@ inline at::Tensor pack(at::TensorList weights, bool gated) {
   return panels;
 }
 
-// To round(w / scale) with scale = max |w| / 127; returns (scale, sum of what was written).
+// To round(w / scale) with scale = max |w| / 127, which is NaN where a weight is not finite; returns (scale, sum of what
+// was written).
 inline std::pair<float, int32_t> quantize(const BFloat16* row, int64_t inputs, int8_t* to) {
   float most = 0;
-  for (int64_t i = 0; i < inputs; ++i) most = std::max(most, std::abs(static_cast<float>(row[i])));
+  bool finite = true;
+  for (int64_t i = 0; i < inputs; ++i) {
+    const float magnitude = std::abs(static_cast<float>(row[i]));
+    most = std::max(most, magnitude);
+    finite = finite && std::isfinite(magnitude);
+  }
+  if (!finite) {
+    std::memset(to, 0, static_cast<size_t>(inputs));
+    return {std::numeric_limits<float>::quiet_NaN(), 0};
+  }
   const float scale = most / 127.0f, inverse = scale > 0 ? 1.0f / scale : 0.0f;
   int32_t sum = 0;
   for (int64_t i = 0; i < inputs; ++i) {
@@ -106,9 +117,14 @@ inline std::pair<float, int32_t> quantize(const BFloat16* row, int64_t inputs, i
   return {scale, sum};
 }
 
+// Sums of more products might not fit; what they are on the way, with the zero point in them, may wrap around.
+constexpr int64_t kMostInt8Inputs = std::numeric_limits<int32_t>::max() / (127 * 127);
+
 inline std::tuple<at::Tensor, at::Tensor, at::Tensor> pack_int8(at::TensorList weights, bool gated) {
   const Sources sources(weights, gated);
   const int64_t inputs = sources.inputs(), steps = padded_steps(inputs), outputs = sources.num_panels() * kPanel;
+  TORCH_CHECK_VALUE(inputs <= kMostInt8Inputs, "weights: have ", inputs, " inputs, of which int32 sums hold ",
+                    kMostInt8Inputs, " products of 8 bits");
   const auto options = weights[0].options();
   at::Tensor panels = at::empty({sources.num_panels(), steps, kPanel, 4}, options.dtype(at::kChar));
   at::Tensor scales = at::empty({outputs}, options.dtype(at::kFloat));

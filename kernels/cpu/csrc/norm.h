@@ -1,10 +1,11 @@
 // Norms over the last dimension, with what is added before them; in fp32 inside and rounded once.
+#pragma once
+
 #include <ATen/core/Tensor.h>
 #include <ATen/cpu/vec/functional.h>
 #include <ATen/cpu/vec/vec.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <torch/library.h>
 
 #include <algorithm>
 #include <cmath>
@@ -12,8 +13,7 @@
 
 #include "parallel.h"
 
-namespace paged {
-namespace {
+namespace paged::norms {
 
 using Vector = at::vec::Vectorized<float>;
 constexpr int64_t kLanes = Vector::size();
@@ -43,7 +43,7 @@ void for_each_vector(int64_t size, const Use& use) {
   for (int64_t i = 0; i < size; i += kLanes) use(i, std::min(kLanes, size - i));
 }
 
-float total(Vector lanes) {
+inline float total(Vector lanes) {
   return at::vec::vec_reduce_all<float>([](Vector& a, Vector& b) { return a + b; }, lanes);
 }
 
@@ -159,7 +159,7 @@ class Operands {
 
 enum class Norm { rms, layer };
 
-at::Tensor norm(Norm kind, const Operands& operands, const at::Tensor& x, const std::optional<at::Tensor>& weight,
+inline at::Tensor norm(Norm kind, const Operands& operands, const at::Tensor& x, const std::optional<at::Tensor>& weight,
                 const std::optional<at::Tensor>& bias, double eps, bool plus_one) {
   operands.check("weight", weight);
   operands.check("bias", bias);
@@ -194,37 +194,26 @@ at::Tensor norm(Norm kind, const Operands& operands, const at::Tensor& x, const 
   return out;
 }
 
-at::Tensor rms_norm(const at::Tensor& x, const std::optional<at::Tensor>& weight, double eps, bool plus_one) {
+inline at::Tensor rms_norm(const at::Tensor& x, const std::optional<at::Tensor>& weight, double eps, bool plus_one) {
   return norm(Norm::rms, Operands(x, std::nullopt), x, weight, std::nullopt, eps, plus_one);
 }
 
-std::tuple<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
+inline std::tuple<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
                                                 const std::optional<at::Tensor>& weight, double eps, bool plus_one) {
   const Operands operands(x, residual);
   return {norm(Norm::rms, operands, x, weight, std::nullopt, eps, plus_one), operands.sum()};
 }
 
-at::Tensor layer_norm(const at::Tensor& x, const std::optional<at::Tensor>& weight,
+inline at::Tensor layer_norm(const at::Tensor& x, const std::optional<at::Tensor>& weight,
                       const std::optional<at::Tensor>& bias, double eps) {
   return norm(Norm::layer, Operands(x, std::nullopt), x, weight, bias, eps, false);
 }
 
-std::tuple<at::Tensor, at::Tensor> add_layer_norm(const at::Tensor& x, const at::Tensor& residual,
+inline std::tuple<at::Tensor, at::Tensor> add_layer_norm(const at::Tensor& x, const at::Tensor& residual,
                                                   const std::optional<at::Tensor>& weight,
                                                   const std::optional<at::Tensor>& bias, double eps) {
   const Operands operands(x, residual);
   return {norm(Norm::layer, operands, x, weight, bias, eps, false), operands.sum()};
 }
 
-}  // namespace
-
-TORCH_LIBRARY_FRAGMENT(PAGED_LIBRARY, m) {
-  m.def("rms_norm(Tensor x, Tensor? weight, float eps, bool plus_one) -> Tensor", &rms_norm);
-  m.def("add_rms_norm(Tensor x, Tensor residual, Tensor? weight, float eps, bool plus_one) -> (Tensor, Tensor)",
-        &add_rms_norm);
-  m.def("layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> Tensor", &layer_norm);
-  m.def("add_layer_norm(Tensor x, Tensor residual, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor)",
-        &add_layer_norm);
-}
-
-}  // namespace paged
+}  // namespace paged::norms

@@ -1,6 +1,7 @@
 // write_kv: keys and values of a step's tokens into their slots.
+#pragma once
+
 #include <ATen/core/Tensor.h>
-#include <torch/library.h>
 
 #include "heads.h"
 #include "kv_write.h"
@@ -8,10 +9,9 @@
 #include "scratch.h"
 
 namespace paged {
-namespace {
 
 // k: [num_tokens, num_kv_heads, key_dim], v likewise; their last dimensions are contiguous.
-void write_kv(const at::Tensor& k, const at::Tensor& v, const at::Tensor& key_cache, const at::Tensor& value_cache,
+inline void write_kv(const at::Tensor& k, const at::Tensor& v, const at::Tensor& key_cache, const at::Tensor& value_cache,
               const at::Tensor& slots) {
   const KvLayout cache(key_cache, value_cache);
   const Heads keys(k), values(v);
@@ -26,12 +26,6 @@ void write_kv(const at::Tensor& k, const at::Tensor& v, const at::Tensor& key_ca
       write_slot(cache, slot[token], head, key, keys.dim, value);
     }
   });
-}
-
-}  // namespace
-
-TORCH_LIBRARY_FRAGMENT(PAGED_LIBRARY, m) {
-  m.def("write_kv(Tensor k, Tensor v, Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor slots) -> ()", &write_kv);
 }
 
 }  // namespace paged

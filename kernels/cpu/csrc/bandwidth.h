@@ -1,15 +1,15 @@
 // The yardstick of what reads memory: a sum over a tensor's cache lines by the same threads that the kernels use.
+#pragma once
+
 #include <ATen/core/Tensor.h>
-#include <torch/library.h>
 
 #include "parallel.h"
 
 namespace paged {
-namespace {
 
 constexpr int64_t kLineBytes = 64, kPieceBytes = 1 << 18;
 
-int64_t read_piece(const char* data, int64_t bytes) {
+inline int64_t read_piece(const char* data, int64_t bytes) {
   typedef int64_t Line __attribute__((vector_size(kLineBytes)));
   Line sums[4] = {};
   const int64_t num_lines = bytes / kLineBytes;
@@ -28,7 +28,7 @@ int64_t read_piece(const char* data, int64_t bytes) {
 
 // Reads every line of a contiguous tensor once, in order, in pieces that threads take as they come; a result makes sure
 // that the reads are not left out.
-int64_t read_bandwidth_probe(const at::Tensor& tensor) {
+inline int64_t read_bandwidth_probe(const at::Tensor& tensor) {
   TORCH_CHECK(tensor.is_contiguous(), "tensor: must be contiguous");
   const char* data = static_cast<const char*>(tensor.const_data_ptr());
   const int64_t bytes = static_cast<int64_t>(tensor.nbytes()) / kPieceBytes * kPieceBytes;
@@ -36,9 +36,5 @@ int64_t read_bandwidth_probe(const at::Tensor& tensor) {
   for_each_item(bytes / kPieceBytes, [&](int64_t piece) { sum ^= read_piece(data + piece * kPieceBytes, kPieceBytes); });
   return sum;
 }
-
-}  // namespace
-
-TORCH_LIBRARY_FRAGMENT(PAGED_LIBRARY, m) { m.def("read_bandwidth_probe(Tensor tensor) -> int", &read_bandwidth_probe); }
 
 }  // namespace paged
