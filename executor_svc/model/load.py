@@ -35,6 +35,7 @@ from executor_svc.model.warm_up import Room, warm_up
 from executor_svc.ranks import ONE, Ranks
 from executor_svc.settings import ExecutorSettings
 from kernels import Backend, KernelInputError, backend
+from kernels.cpu.caches import is_served
 
 log = structlog.get_logger(__name__)
 
@@ -91,8 +92,7 @@ def _load(settings: ExecutorSettings, device: torch.device, group: Group, progre
     kernels = backend(
         device, cpu_kernels=settings.cpu_kernels, cache_dir=settings.cache_dir, told=partial(progress, COMPILING)
     )
-    if kernels.note:
-        log.warning("native_kernels_not_used", reason=kernels.note)
+    _warn_of_slow_kernels(kernels, model.dtype, settings.block_size)
     progress(CHECKING, 0, 2)
     layers = prove(model, max_model_len)
     progress(CHECKING, 1, 2)
@@ -147,6 +147,14 @@ def _load(settings: ExecutorSettings, device: torch.device, group: Group, progre
         warm_up_ms=warm_up_ms,
     )
     return LoadedModel(runner, facts, tokenizer.bundle, num_blocks, warm_up_ms)
+
+
+def _warn_of_slow_kernels(kernels: Backend, dtype: torch.dtype, block_size: int) -> None:
+    if kernels.note:
+        log.warning("native_kernels_not_used", reason=kernels.note)
+    elif kernels.level is not None and not is_served(block_size, dtype):
+        reason = f"no layout for blocks of {block_size} slots in {dtype}; one of 16 in float32 or bfloat16 has one"
+        log.warning("native_attention_not_used", reason=reason)
 
 
 def _load_weights(

@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from structlog.testing import capture_logs
 
 from executor_svc.model import loading, memory
 from executor_svc.model.facts import fingerprint, model_len, rope_switch_len
@@ -26,6 +27,15 @@ def edit_json(file, **changes):
     content = json.loads(file.read_text()) if file.exists() else {}
     content.update(changes)
     file.write_text(json.dumps({name: value for name, value in content.items() if value != "missing"}))
+
+
+@pytest.mark.parametrize(("block_size", "dtype", "warned"), [(4, "float32", 1), (16, "float16", 1), (16, "float32", 0)])
+def test_what_native_attention_does_not_serve_is_said(directory, block_size, dtype, warned):
+    with capture_logs() as logs:
+        load(settings_for(directory, block_size=block_size, dtype=dtype))
+    reasons = [entry["reason"] for entry in logs if entry["event"] == "native_attention_not_used"]
+    assert len(reasons) == warned
+    assert all(f"blocks of {block_size} slots" in reason for reason in reasons)
 
 
 def test_facts_name_the_model_and_its_limits(directory):
