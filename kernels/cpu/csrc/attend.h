@@ -113,6 +113,7 @@ struct Step {
   const uint32_t *keys[kStep / kLanes], *keys_ahead[kStep / kLanes];
   Run runs[2 * kGroupsPerStep];
   int num_runs;
+  const uint32_t* values_ahead[kStep];  // of each row of values one that is fetched with it
 };
 
 // `words` of a pair of tokens' values with one of them taken out: what an unused slot holds must not meet a weight of
@@ -125,27 +126,27 @@ inline void keep_one(const uint32_t* words, int64_t count, bool second, uint32_t
 // The rows of a group's values that lie in positions [from, to) of it: those that are seen whole, and up to two of which
 // one token is seen, which go to `edge`.
 template <int kPack>
-void add_runs(const KvLayout& cache, const Place& place, const Place& later, int group, int64_t from, int64_t to,
+void add_runs(const KvLayout& cache, const Place& place, int group, int64_t from, int64_t to,
               uint32_t* edge, Step& step) {
   const int64_t first = (from + kPack - 1) / kPack, last = to / kPack, row = cache.value_row;
   const int of_group = group * (kGroup / kPack);
   if constexpr (kPack == 4) {  // no byte is NaN: tokens that nobody sees may have weights of zero
     const int64_t begin = from / kPack, end = (to + kPack - 1) / kPack;
-    step.runs[step.num_runs++] = {place.value + begin * row, later.value + begin * row,
-                                  of_group + static_cast<int>(begin), static_cast<int>(end - begin)};
+    step.runs[step.num_runs++] = {place.value + begin * row, of_group + static_cast<int>(begin),
+                                  static_cast<int>(end - begin)};
     return;
   }
   if (from % kPack) {
     keep_one(place.value + (first - 1) * row, row, true, edge);
-    step.runs[step.num_runs++] = {edge, edge, of_group + static_cast<int>(first) - 1, 1};
+    step.runs[step.num_runs++] = {edge, of_group + static_cast<int>(first) - 1, 1};
   }
   if (first < last) {
-    step.runs[step.num_runs++] = {place.value + first * row, later.value + first * row,
-                                  of_group + static_cast<int>(first), static_cast<int>(last - first)};
+    step.runs[step.num_runs++] = {place.value + first * row, of_group + static_cast<int>(first),
+                                  static_cast<int>(last - first)};
   }
   if (to % kPack && to > from) {
     keep_one(place.value + last * row, row, false, edge + row);
-    step.runs[step.num_runs++] = {edge + row, edge + row, of_group + static_cast<int>(last), 1};
+    step.runs[step.num_runs++] = {edge + row, of_group + static_cast<int>(last), 1};
   }
 }
 
@@ -159,16 +160,22 @@ void find_step(const KvLayout& cache, int64_t step_begin, int64_t begin, int64_t
   step.begin = step_begin;
   step.num_vectors = num_groups * kVectors;
   step.num_runs = 0;
+  Place later[kGroupsPerStep];
   for (int group = 0; group < num_groups; ++group) {
-    const Place place = walk.next(), later = ahead.next(place);
+    const Place place = walk.next();
+    later[group] = ahead.next(place);
     for (int i = 0; i < kVectors; ++i) {
       step.keys[group * kVectors + i] = place.key + i * kLanes;
-      step.keys_ahead[group * kVectors + i] = later.key + i * kLanes;
+      step.keys_ahead[group * kVectors + i] = later[group].key + i * kLanes;
     }
     const int64_t position = step_begin + group * kGroup;
-    add_runs<kPack>(cache, place, later, group, std::max<int64_t>(0, begin - position),
+    add_runs<kPack>(cache, place, group, std::max<int64_t>(0, begin - position),
                     std::min<int64_t>(kGroup, end - position), edge, step);
   }
+  // As keys are fetched: from all groups in turn. Each is a page of its own, and looking up several pages overlaps.
+  constexpr int kRows = kGroup / kPack;
+  for (int i = 0; i < num_groups * kRows; ++i)
+    step.values_ahead[i] = later[i % num_groups].value + i / num_groups * cache.value_row;
 }
 
 // Lets the queries attend to positions [begin, end) of the table.
@@ -201,7 +208,7 @@ void attend(const KvLayout& cache, const ScoreFactors& factors, const Item& item
         decay[i] = weights_of<Kind>(scores + i * kStep, step.num_vectors, low[i] - begin, high[i] - begin, factors,
                                     {step.keys, cache.block_size, cache.depth}, attending.running[first + i],
                                     weights + i * kWeights);
-      products.weigh(weights, num_rows, step.num_vectors, step.runs, step.num_runs, cache.value_row, decay,
+      products.weigh(weights, num_rows, step.num_vectors, step.runs, step.num_runs, step.values_ahead, cache.value_row, decay,
                   attending.out + first * cache.value_row, cache.value_row);
     }
   }

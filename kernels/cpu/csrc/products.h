@@ -116,28 +116,30 @@ void score_block(const typename Kind::Number* queries, int64_t query_stride, con
 
 // Rows of values that follow each other in memory: `num_rows` of them, whose weights begin at row `first` of the step.
 struct Run {
-  const uint32_t *values, *ahead;
+  const uint32_t* values;
   int first, num_rows;
 };
 
-// out[m][i] = out * decay[m] + weights x values, for N vectors of columns from `column` of the values on.
+// out[m][i] = out * decay[m] + weights x values, for N vectors of columns from `column` of the values on. With row i of the
+// step as much of the row `ahead[i]` is fetched.
 template <class Kind, int M, int N>
-void weigh_block(const typename Kind::Number* weights, const Run* runs, int num_runs, int64_t stride, int64_t column,
-                 const float* decay, float* out, int64_t out_stride) {
+void weigh_block(const typename Kind::Number* weights, const Run* runs, int num_runs, const uint32_t* const* ahead,
+                 int64_t stride, int64_t column, const float* decay, float* out, int64_t out_stride) {
   Vec sums[M][N];
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m)
 #pragma GCC unroll 8
     for (int n = 0; n < N; ++n) sums[m][n] = Vec::loadu(out + m * out_stride + n * kLanes) * Vec(decay[m]);
   for (int run = 0; run < num_runs; ++run) {
-    const uint32_t *values = runs[run].values + column, *ahead = runs[run].ahead + column;
+    const uint32_t* values = runs[run].values + column;
     const typename Kind::Number* row = weights + runs[run].first * Kind::kPack;
-    for (int i = 0; i < runs[run].num_rows; ++i, values += stride, ahead += stride) {
+    for (int i = 0; i < runs[run].num_rows; ++i, values += stride) {
+      const uint32_t* later = ahead[runs[run].first + i] + column;
       typename Kind::Line lines[N];
 #pragma GCC unroll 8
       for (int n = 0; n < N; ++n) {
         lines[n] = Kind::load(values + n * kLanes);
-        if (n * kLanes % kGroup == 0) fetch(ahead + n * kLanes);
+        if (n * kLanes % kGroup == 0) fetch(later + n * kLanes);
       }
 #pragma GCC unroll 8
       for (int m = 0; m < M; ++m) {
@@ -200,11 +202,11 @@ void score(const typename Kind::Number* queries, int64_t query_stride, int num_q
 
 // weights [num_queries][kStep]; out [num_queries][out_stride].
 template <class Kind>
-void weigh(const typename Kind::Number* weights, int num_queries, const Run* runs, int num_runs, int64_t stride,
-           const float* decay, float* out, int64_t out_stride) {
+void weigh(const typename Kind::Number* weights, int num_queries, const Run* runs, int num_runs,
+           const uint32_t* const* ahead, int64_t stride, const float* decay, float* out, int64_t out_stride) {
   in_rows(num_queries, [&](auto m, int row) {
     in_blocks<weigh_width(m)>(0, static_cast<int>(out_stride) / kLanes, [&](auto n, int vector) {
-      weigh_block<Kind, m, n>(weights + row * kStep, runs, num_runs, stride, vector * kLanes, decay + row,
+      weigh_block<Kind, m, n>(weights + row * kStep, runs, num_runs, ahead, stride, vector * kLanes, decay + row,
                               out + row * out_stride + vector * kLanes, out_stride);
     });
   });

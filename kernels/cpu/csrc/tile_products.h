@@ -24,9 +24,9 @@ class Products {
              const uint32_t* const* ahead, int64_t stride, int64_t depth, int num_vectors, float* scores) {
     paged::score<Kind>(queries, query_stride, num_queries, keys, ahead, stride, depth, num_vectors, scores);
   }
-  void weigh(typename Kind::Number* weights, int num_queries, int, const Run* runs, int num_runs, int64_t stride,
+  void weigh(typename Kind::Number* weights, int num_queries, int, const Run* runs, int num_runs, const uint32_t* const* ahead, int64_t stride,
              const float* decay, float* out, int64_t out_stride) {
-    paged::weigh<Kind>(weights, num_queries, runs, num_runs, stride, decay, out, out_stride);
+    paged::weigh<Kind>(weights, num_queries, runs, num_runs, ahead, stride, decay, out, out_stride);
   }
 };
 
@@ -55,10 +55,10 @@ class Products<Bf16Tiles> {
     });
   }
 
-  void weigh(Number* weights, int num_queries, int num_vectors, const Run* runs, int num_runs, int64_t stride,
+  void weigh(Number* weights, int num_queries, int num_vectors, const Run* runs, int num_runs, const uint32_t* const* ahead, int64_t stride,
              const float* decay, float* out, int64_t out_stride) {
     if (num_queries < kLeastRows)
-      return paged::weigh<Bf16Dot>(weights, num_queries, runs, num_runs, stride, decay, out, out_stride);
+      return paged::weigh<Bf16Dot>(weights, num_queries, runs, num_runs, ahead, stride, decay, out, out_stride);
     shape();
     const uint32_t* values[kStep / kTokens];
     find_values(runs, num_runs, stride, values);
