@@ -8,6 +8,9 @@ of the values to 16 columns. Caches of int8 hold numbers over a scale that each 
 another for its value; both are fp32, in two words more behind the keys' dimensions. Where all is -1 they are NaN.
 """
 
+import math
+from collections.abc import Callable
+
 import torch
 
 from kernels.checks import KernelInputError, check_tensor
@@ -29,15 +32,18 @@ def allocate(
     key_dim: int,
     value_dim: int,
     dtype: torch.dtype,
-    device: torch.device,
+    zero_bytes: Callable[[int], torch.Tensor],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A key and a value cache, zero. Raises KernelInputError."""
+    """A key and a value cache, zero: memory from `zero_bytes`, uint8. Raises KernelInputError."""
     if dtype == torch.int8 and key_dim > _MOST_INT8_DIM:
         raise KernelInputError(f"key_dim: is {key_dim}, must be at most {_MOST_INT8_DIM} for a cache in 8 bits")
     pack = PACK[dtype]
     depth, columns = -(-key_dim // pack) + _num_scales(dtype), -(-value_dim // _MULTIPLE) * _MULTIPLE
-    keys = torch.zeros(num_blocks, num_kv_heads, depth, block_size, pack, dtype=dtype, device=device)
-    values = torch.zeros(num_blocks, num_kv_heads, block_size // pack, columns, pack, dtype=dtype, device=device)
+    heads = num_blocks, num_kv_heads
+    keys, values = (
+        zero_bytes(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
+        for shape in ((*heads, depth, block_size, pack), (*heads, block_size // pack, columns, pack))
+    )
     return keys, values[:, :, :, :value_dim]
 
 

@@ -34,9 +34,10 @@ class NativeKernels:
 
         Those of int8 keep keys and values in 8 bits. Raises KernelInputError.
         """
-        served = caches.is_served(block_size, dtype)
-        allocate = caches.allocate if served else reference.allocate_caches
-        return allocate(num_blocks, block_size, num_kv_heads, key_dim, value_dim, dtype, device)
+        shape = num_blocks, block_size, num_kv_heads, key_dim, value_dim, dtype
+        if not caches.is_served(block_size, dtype):
+            return reference.allocate_caches(*shape, device)
+        return caches.allocate(*shape, self._ops.zero_bytes)
 
     def write_kv(
         self,

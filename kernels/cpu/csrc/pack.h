@@ -11,6 +11,7 @@
 #include <tuple>
 #include <vector>
 
+#include "large_pages.h"
 #include "panels.h"
 #include "parallel.h"
 
@@ -81,7 +82,7 @@ inline void interleave_rows(const char* const* rows, int64_t row_bytes, int64_t 
 inline at::Tensor pack(at::TensorList weights, bool gated) {
   const Sources sources(weights, gated);
   const int64_t row_bytes = sources.inputs() * 2, steps = padded_steps(row_bytes);
-  at::Tensor panels = at::empty({sources.num_panels(), steps, kPanel, 2}, weights[0].options());
+  at::Tensor panels = zeros_on_large_pages({sources.num_panels(), steps, kPanel, 2}, at::kBFloat16);
   char* data = static_cast<char*>(panels.mutable_data_ptr());
   for_each_item(sources.num_panels(), [&](int64_t panel) {
     const char* rows[kPanel];
@@ -126,7 +127,7 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor> pack_int8(at::TensorList w
   TORCH_CHECK_VALUE(inputs <= kMostInt8Inputs, "weights: have ", inputs, " inputs, of which int32 sums hold ",
                     kMostInt8Inputs, " products of 8 bits");
   const auto options = weights[0].options();
-  at::Tensor panels = at::empty({sources.num_panels(), steps, kPanel, 4}, options.dtype(at::kChar));
+  at::Tensor panels = zeros_on_large_pages({sources.num_panels(), steps, kPanel, 4}, at::kChar);
   at::Tensor scales = at::empty({outputs}, options.dtype(at::kFloat));
   at::Tensor sums = at::empty({outputs}, options.dtype(at::kInt));
   char* data = static_cast<char*>(panels.mutable_data_ptr());
