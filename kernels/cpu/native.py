@@ -1,6 +1,7 @@
 """The face of one level's native kernels: checks and prepares what the operations take."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -37,7 +38,8 @@ class NativeKernels:
         shape = num_blocks, block_size, num_kv_heads, key_dim, value_dim, dtype
         if not caches.is_served(block_size, dtype):
             return reference.allocate_caches(*shape, device)
-        return caches.allocate(*shape, self._ops.zero_bytes)
+        on_device = partial(torch.zeros, dtype=torch.uint8, device=device)  # meta, for who asks what they would take
+        return caches.allocate(*shape, self._ops.zero_bytes if device.type == "cpu" else on_device)
 
     def write_kv(
         self,
