@@ -128,7 +128,7 @@ class Service:
         if kind == "plan":
             self._sessions.receive(peer, message.plan, now)
         elif kind == "attach":
-            self._sessions.attach(peer, message.attach, now)
+            self._attach(peer, message.attach, now)
         elif kind == "detach":
             self._sessions.detach(peer, message.detach, now)
         elif kind == "get_tokenizer":
@@ -138,6 +138,14 @@ class Service:
                 self._send(peer, executor_pb2.ToScheduler(fault=fault))
         else:
             self._garbage.drop(peer, None if payload is None else len(payload), now)
+
+    def _attach(self, peer: bytes, request: executor_pb2.Attach, now: float) -> None:
+        if self._executor_id in request.attached_executors:
+            reason = f"executor {self._executor_id} is attached already, by another address"
+            fault = executor_pb2.Fault(scope=executor_pb2.Fault.SCOPE_REFUSED, reason=reason)
+            self._send(peer, executor_pb2.ToScheduler(fault=fault))
+            return
+        self._sessions.attach(peer, request, now)
 
     def _step(self) -> None:
         begin = time.perf_counter()

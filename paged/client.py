@@ -226,9 +226,14 @@ class Client:
         request = inference_pb2.DetokenizeRequest(**_picked(given, inference_pb2.DetokenizeRequest))
         return (await self._answer(self._inference.Detokenize(request))).text
 
-    async def model(self) -> control_pb2.GetModelResponse:
-        """Facts of the model that is served."""
-        return await self._answer(self._control.GetModel(control_pb2.GetModelRequest()))
+    async def model(self, name: str = "") -> control_pb2.GetModelResponse:
+        """Facts of the model of that name, or of the only one that is served."""
+        request = control_pb2.GetModelRequest(**_picked({"model": name}, control_pb2.GetModelRequest))
+        return await self._answer(self._control.GetModel(request))
+
+    async def models(self) -> list[control_pb2.GetModelResponse]:
+        """Facts of all models that are served, by name."""
+        return list((await self._answer(self._control.ListModels(control_pb2.ListModelsRequest()))).models)
 
     async def load(self) -> control_pb2.GetLoadResponse:
         """How busy the scheduler and its blocks are, now."""

@@ -1,4 +1,4 @@
-"""Keeps the core and an executor together: attach, plan while there is room, apply, and begin anew after a loss."""
+"""Keeps the core and one executor together: attach, plan while there is room, apply, and begin anew after a loss."""
 
 import asyncio
 import time
@@ -25,11 +25,17 @@ log = structlog.get_logger()
 
 
 class Listener(Protocol):
-    """What the driver tells the engine, on the event loop."""
+    """What drivers tell, on the event loop."""
 
-    async def on_attached(self, attached: pb.Attached, session: ExecutorSession, hopeless: list[Sequence]) -> None:
-        """A session has begun; `hopeless` have ended because they can never fit its lease. Raises SessionLost if the
-        executor cannot be worked with. Plans go on meanwhile."""
+    def attached_executors(self) -> list[str]:
+        """Ids of the executors that have a session with any driver."""
+
+    def on_session(self, driver: "Driver", attached: pb.Attached) -> None:
+        """A session has begun. Raises SessionLost if it must not be used."""
+
+    async def on_attached(self, driver: "Driver", session: ExecutorSession, hopeless: list[Sequence]) -> None:
+        """Plans go on from now; `hopeless` have ended because they can never fit the lease. Raises SessionLost if the
+        executor cannot be worked with."""
 
     def on_tokens(self, applied: Applied) -> None:
         """A result was taken in, and the next plan is made right after this."""
@@ -37,15 +43,19 @@ class Listener(Protocol):
     def on_applied(self, applied: Applied) -> None:
         """A result was taken in, and the next plan has been sent."""
 
-    def on_lost(self, ran: list[Sequence]) -> None:
+    def on_lost(self, driver: "Driver", ran: list[Sequence]) -> None:
         """The session is over; `ran` wait to be computed anew."""
 
 
 class Driver:
-    """Owns the session. `run` until cancelled; `wake` after each submit or cancel."""
+    """Owns the session. `run` until cancelled; `wake` after each submit or cancel. `scheduler` is the core's side of
+    it."""
 
     def __init__(self, scheduler: Scheduler, options: LinkOptions, idle_plan_s: float, listener: Listener) -> None:
-        self._scheduler = scheduler
+        self.scheduler = scheduler
+        self.endpoint = options.endpoint
+        self.is_found = True  # whether its address is still one of an executor
+        self.attached: pb.Attached | None = None  # what the executor has said last, kept when it is lost
         self._options = options
         self._idle_plan_s = idle_plan_s
         self._listener = listener
@@ -53,6 +63,7 @@ class Driver:
         self._wake_scheduled = False
         self._was_busy = False
         self._moved_on = False  # whether any sequence got a token in this session
+        self._last_failure = ""
         self.num_losses = 0
         self.lost_at: float | None = time.monotonic()  # None while a session is going on
 
@@ -60,17 +71,18 @@ class Driver:
     def is_attached(self) -> bool:
         return self._session is not None
 
-    async def run(self) -> None:
-        context = zmq.Context()
+    @property
+    def lost_s(self) -> float:
+        """How long it has had no session."""
+        return 0.0 if self.lost_at is None else time.monotonic() - self.lost_at
+
+    async def run(self, context: zmq.Context) -> None:
         pause_s = MIN_PAUSE_S
-        try:
-            while True:
-                reason = await self._one_session(context)
-                pause_s = MIN_PAUSE_S if self._moved_on else min(2 * pause_s, MAX_PAUSE_S)
-                self._moved_on = False
-                await asyncio.sleep(MAX_PAUSE_S if reason.refused else pause_s)
-        finally:
-            context.destroy()
+        while True:
+            reason = await self._one_session(context)
+            pause_s = MIN_PAUSE_S if self._moved_on else min(2 * pause_s, MAX_PAUSE_S)
+            self._moved_on = False
+            await asyncio.sleep(MAX_PAUSE_S if reason.refused else pause_s)
 
     def wake(self) -> None:
         """Plan soon, if there is room. Any number of calls in one turn of the event loop cost one."""
@@ -83,13 +95,15 @@ class Driver:
         try:
             session = ExecutorSession(context, self._options)
         except SessionLost as reason:
-            log.warning("attach_failed", reason=str(reason))
+            self._note_failure(reason)
             return reason
         reminder = asyncio.create_task(self._remind())
         try:
-            attached, lease = await session.attach()
+            attached, lease = await session.attach(self._listener.attached_executors())
+            self._listener.on_session(self, attached)
         except SessionLost as reason:
-            log.warning("attach_failed", reason=str(reason))
+            self._note_failure(reason)
+            session.say_goodbye()
             session.close()
             return reason
         except asyncio.CancelledError:
@@ -99,15 +113,21 @@ class Driver:
             reminder.cancel()
         return await self._serve(session, attached, lease)
 
+    def _note_failure(self, reason: SessionLost) -> None:
+        """Once, as long as it stays the same: another try is made every few seconds."""
+        if str(reason) != self._last_failure:
+            log.warning("attach_failed", endpoint=self.endpoint, reason=str(reason))
+            self._last_failure = str(reason)
+
     async def _serve(self, session: ExecutorSession, attached: pb.Attached, lease: Lease) -> SessionLost:
         session.on_result = self._on_result
-        hopeless = self._scheduler.attach(lease)
-        self._session, self.lost_at = session, None
+        hopeless = self.scheduler.attach(lease)
+        self._session, self.lost_at, self.attached, self._last_failure = session, None, attached, ""
         log.info("attached", executor=attached.executor_id, epoch=attached.epoch, blocks=len(lease.block_ids))
         self.wake()
         beat = asyncio.create_task(self._beat(session, attached.session_timeout_ms / 1000))
         try:
-            await self._listener.on_attached(attached, session, hopeless)
+            await self._listener.on_attached(self, session, hopeless)
             reason = await session.lost
         except SessionLost as lost:
             reason = lost
@@ -125,16 +145,17 @@ class Driver:
         """Whatever has ended the session: all that ran waits again. Nothing else handles a loss."""
         self.lost_at = time.monotonic()
         self.num_losses += 1
-        ran = self._scheduler.detach()
-        log.warning("executor_lost", reason=str(reason), running=len(ran), waiting=self._scheduler.state.num_waiting)
-        self._listener.on_lost(ran)
+        ran = self.scheduler.detach()
+        waiting = self.scheduler.state.num_waiting
+        log.warning("executor_lost", endpoint=self.endpoint, reason=str(reason), running=len(ran), waiting=waiting)
+        self._listener.on_lost(self, ran)
 
     async def _remind(self) -> None:
         """Say now and then what is waited for: nobody may be there, or another scheduler may hold the lease."""
         wait_s = FIRST_REMINDER_S
         while True:
             await asyncio.sleep(wait_s)
-            log.info("waiting_for_executor", endpoint=self._options.endpoint)
+            log.info("waiting_for_executor", endpoint=self.endpoint)
             wait_s = REMINDER_S
 
     async def _beat(self, session: ExecutorSession, session_timeout_s: float) -> None:
@@ -157,11 +178,11 @@ class Driver:
             pass
 
     def _has_room(self) -> bool:
-        return len(self._scheduler.state.in_flight) < self._scheduler.state.lease.plans_in_flight
+        return len(self.scheduler.state.in_flight) < self.scheduler.state.lease.plans_in_flight
 
     def _plan(self, session: ExecutorSession, *, even_if_empty: bool = False) -> bool:
         try:
-            plan = self._scheduler.plan(even_if_empty=even_if_empty)
+            plan = self.scheduler.plan(even_if_empty=even_if_empty)
             if plan is not None:
                 session.send(plan)
         except Exception as error:  # a fault of ours must not leave the callers hanging
@@ -179,12 +200,12 @@ class Driver:
         if session is None:
             return
         try:
-            record = self._scheduler.state.in_flight[0]
+            record = self.scheduler.state.in_flight[0]
             wanted: list[int | None] = []
             if message.logprob_ids:
                 wanted = [sequence.sampling.logprobs for sequence in record.sequences]
             scored = [(s.count, s.sequence.sampling.prompt_logprobs or 0) for s in record.scored]
-            applied = self._scheduler.apply(decode_result(message, wanted, scored))
+            applied = self.scheduler.apply(decode_result(message, wanted, scored))
             self._listener.on_tokens(applied)
         except Exception as error:  # as in _plan
             log.exception("result_failed", step=message.step)
@@ -196,10 +217,10 @@ class Driver:
 
     def _check_idle(self, session: ExecutorSession) -> None:
         """When the last request is gone, no block may be in use. If one is, begin anew rather than lose it."""
-        if self._was_busy and not (self._scheduler.state.num_running or self._scheduler.state.in_flight):
+        if self._was_busy and not (self.scheduler.state.num_running or self.scheduler.state.in_flight):
             self._was_busy = False
             try:
-                audit_idle(self._scheduler.state)
+                audit_idle(self.scheduler.state)
             except AuditFailure as failure:
                 log.error("audit_failed", rule=str(failure))
                 session.end("the bookkeeping contradicts itself")

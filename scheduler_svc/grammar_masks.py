@@ -6,12 +6,11 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from scheduler_svc.answer import Answer
-from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.scheduler import scheduler_of
 from scheduler_svc.core.sequence import Sequence, State
 from scheduler_svc.errors import FieldViolation, InvalidRequest, PagedError, RequestFailed
 from scheduler_svc.text.grammar_check import GrammarCheck, to_its_end
 from scheduler_svc.text.grammars import Grammar, Grammars, GrammarStuck, Matcher, UnusableGrammar
-from scheduler_svc.text.tokenizer import Tokenizer
 
 MAX_LINE = 300  # letters that are told of a complaint
 _REASON = "error: "
@@ -19,19 +18,16 @@ SLICE_S = 0.002  # of the event loop for masks before the next plan is made; who
 
 
 class GrammarMasks:
-    """`fail` ends the request of a sequence with an error; `wake` is called when masks have come after a plan."""
+    """`fail` ends the request of a sequence with an error; `wake` is called of those whose masks come after a plan."""
 
     def __init__(
         self,
-        scheduler: Scheduler,
         limit_s: float,
         *,
         fail: Callable[[Sequence, PagedError], None],
-        wake: Callable[[], None],
+        wake: Callable[[Sequence], None],
     ) -> None:
-        self._scheduler = scheduler
         self._check = GrammarCheck(limit_s)
-        self._grammars: Grammars | None = None
         self._fail, self._wake = fail, wake
         self._turn = asyncio.Lock()
         self._waiting: deque[Sequence] = deque()  # for their masks
@@ -40,11 +36,9 @@ class GrammarMasks:
     def close(self) -> None:
         self._check.close()
 
-    async def begin(self, grammar: Grammar, answers: list[Answer], tokenizer: Tokenizer, vocab_size: int) -> None:
-        """Bind answers that are not submitted yet to the grammar. Raises InvalidRequest."""
-        grammars = self._grammars
-        if grammars is None or grammars.tokenizer is not tokenizer or grammars.vocab_size != vocab_size:
-            grammars = self._grammars = Grammars(tokenizer, vocab_size)
+    async def begin(self, grammar: Grammar, answers: list[Answer], grammars: Grammars) -> None:
+        """Bind answers that are not submitted yet to the grammar; `grammars` are those of their model. Raises
+        InvalidRequest."""
         ends = answers[0].sequence.end_token_ids
         try:
             await self._compile(grammars, grammar)
@@ -55,7 +49,7 @@ class GrammarMasks:
         for answer in answers:
             answer.matcher = matcher.copy()
             answer.sequence.masked = True
-            self._scheduler.allow(answer.sequence, mask)
+            scheduler_of(answer.sequence).allow(answer.sequence, mask)
 
     async def _compile(self, grammars: Grammars, grammar: Grammar) -> None:
         """One grammar at a time, so that those who wait take no threads from others. Raises InvalidRequest,
@@ -75,22 +69,22 @@ class GrammarMasks:
             self._waiting.extend(sequence for sequence in updated if sequence.needs_mask)
             self._give()
 
-    def _give(self) -> bool:
-        """Whether a sequence has got its mask."""
-        gave, end = False, time.perf_counter() + SLICE_S
+    def _give(self) -> list[Sequence]:
+        """Returns those that have got their masks."""
+        given, end = [], time.perf_counter() + SLICE_S
         while self._waiting:
             sequence = self._waiting.popleft()
             if sequence.needs_mask and sequence.state is not State.ENDED:
                 self._give_one(sequence)
-                gave = True
+                given.append(sequence)
             if self._waiting and time.perf_counter() > end:
                 asyncio.get_running_loop().call_soon(self._give_later)
                 break
-        return gave
+        return given
 
     def _give_later(self) -> None:
-        if self._give():
-            self._wake()
+        for sequence in self._give():
+            self._wake(sequence)
 
     def _give_one(self, sequence: Sequence) -> None:
         answer: Answer = sequence.owner
@@ -100,9 +94,9 @@ class GrammarMasks:
             self._fail(sequence, RequestFailed(f"the grammar leads no further: {_one_line(str(error))}"))
             return
         if mask is None:
-            self._scheduler.complete(sequence)
+            scheduler_of(sequence).complete(sequence)
         else:
-            self._scheduler.allow(sequence, mask)
+            scheduler_of(sequence).allow(sequence, mask)
 
 
 def _begun(grammars: Grammars, grammar: Grammar, end_token_ids: tuple[int, ...]) -> tuple[Matcher, bytes]:

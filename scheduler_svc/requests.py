@@ -32,6 +32,7 @@ class GenerationRequest:
     grammar: Grammar | None = None
     beam: "BeamOptions | None" = None
     best_of: int | None = None
+    model: str = ""  # served name; empty means the only one
 
 
 @dataclass(frozen=True, slots=True)

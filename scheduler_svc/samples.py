@@ -10,7 +10,10 @@ from scheduler_svc.requests import Delta
 
 
 class Samples:
-    """`next_delta` waits for any of the answers. An error of one of them is the request's."""
+    """`next_delta` waits for any of the answers. An error of one of them is the request's. `model` is its served
+    name."""
+
+    model = ""
 
     def __init__(self, answers: list[Answer], changed: asyncio.Event) -> None:
         self.answers = answers

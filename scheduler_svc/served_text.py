@@ -21,6 +21,7 @@ class ServedText:
         self._cache = TokenizerCache(cache_dir)
         self._tokenizer: Tokenizer | None = None
         self._hash = ""
+        self._loading = asyncio.Lock()
 
     @property
     def is_loaded(self) -> bool:
@@ -32,10 +33,18 @@ class ServedText:
             raise Unavailable("no executor has been attached yet, so no tokenizer is known; try again later")
         return self._tokenizer
 
+    def forget(self, keep: str) -> None:
+        """Unavailable until another one has been loaded, unless this is the hash of the one in use."""
+        if self._hash != keep:
+            self._tokenizer, self._hash = None, ""
+
     async def load(self, tokenizer_hash: str, session: ExecutorSession) -> None:
         """Make the tokenizer of that hash the one in use. Raises SessionLost if it cannot be had or used."""
-        if self._hash == tokenizer_hash:
-            return
+        async with self._loading:  # several executors may bring the same
+            if self._hash != tokenizer_hash:
+                await self._load(tokenizer_hash, session)
+
+    async def _load(self, tokenizer_hash: str, session: ExecutorSession) -> None:
         try:
             data = await self._cached(tokenizer_hash)
             if data is None:

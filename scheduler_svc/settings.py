@@ -35,6 +35,11 @@ def _endpoint(value: str) -> str:
     return value
 
 
+def _endpoints(value: str) -> str:
+    endpoints = [_endpoint(endpoint.strip()) for endpoint in value.split(",")]
+    return ",".join(dict.fromkeys(endpoints))
+
+
 def _new_scheduler_id() -> str:
     return f"scheduler-{uuid.uuid4().hex[:12]}"
 
@@ -62,8 +67,12 @@ class SchedulerSettings(BaseSettings):
     address_file: Path | None = Field(
         default=None, description="File that gets the real listening address once calls are taken."
     )
-    executor_endpoint: Annotated[str, AfterValidator(_endpoint)] = Field(
-        default="tcp://127.0.0.1:5555", description="ZeroMQ endpoint of the executor."
+    executor_endpoint: Annotated[str, AfterValidator(_endpoints)] = Field(
+        default="tcp://127.0.0.1:5555",
+        description="ZeroMQ endpoints of executors, with commas between; of a host name, all its addresses are taken.",
+    )
+    resolve_s: PositiveSeconds = Field(
+        default=2.0, description="Seconds between look-ups of the host names in executor_endpoint."
     )
     scheduler_id: str = Field(
         default_factory=_new_scheduler_id,
@@ -177,6 +186,10 @@ class SchedulerSettings(BaseSettings):
     log_format: Literal["auto", "console", "json"] = Field(
         default="auto", description="Form of log lines; auto is console on a terminal and json elsewhere."
     )
+
+    @property
+    def executor_endpoints(self) -> list[str]:
+        return self.executor_endpoint.split(",")
 
     def model_post_init(self, context: object) -> None:
         self.cache_dir = self.cache_dir.expanduser()

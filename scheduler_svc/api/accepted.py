@@ -31,6 +31,7 @@ def generation_request(
         request_id=request.request_id or uuid.uuid4().hex,
         prompt_ids=prompt_ids,
         sampling=_sampling(request, limits, spellings, defaults),
+        model=limits.model,
         max_tokens=stop.max_tokens if stop.HasField("max_tokens") else None,
         stop_strings=tuple(stop.strings),
         stop_token_ids=tuple(stop.token_ids),

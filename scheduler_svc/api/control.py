@@ -7,7 +7,7 @@ import grpc.aio
 
 from paged.v1 import control_pb2, control_pb2_grpc
 from scheduler_svc.api.engine_face import Engine
-from scheduler_svc.api.served import served_limits, served_model
+from scheduler_svc.api.served import model_facts
 from scheduler_svc.core.cache_events import CLEARED, STORED, Event, Told
 from scheduler_svc.settings import SchedulerSettings
 
@@ -24,19 +24,13 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
     async def GetModel(
         self, request: control_pb2.GetModelRequest, context: grpc.aio.ServicerContext
     ) -> control_pb2.GetModelResponse:
-        facts = served_model(self._engine)
-        return control_pb2.GetModelResponse(
-            model=facts.name,
-            architecture=facts.architecture,
-            vocab_size=facts.vocab_size,
-            max_model_len=served_limits(self._engine, self._settings).max_model_len,
-            eos_token_ids=facts.eos_token_ids,
-            bos_token_id=facts.bos_token_id if facts.HasField("bos_token_id") else None,
-            dtype=facts.dtype,
-            has_chat_template=self._engine.has_chat_template,
-            fingerprint=facts.fingerprint,
-            block_size=facts.block_size,
-        )
+        return model_facts(self._engine.model(request.model), self._settings)
+
+    async def ListModels(
+        self, request: control_pb2.ListModelsRequest, context: grpc.aio.ServicerContext
+    ) -> control_pb2.ListModelsResponse:
+        models = [model_facts(model, self._settings) for model in self._engine.models]
+        return control_pb2.ListModelsResponse(models=models)
 
     async def GetLoad(
         self, request: control_pb2.GetLoadRequest, context: grpc.aio.ServicerContext
@@ -57,14 +51,15 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         self, request: control_pb2.WatchPrefixCacheRequest, context: grpc.aio.ServicerContext
     ) -> AsyncGenerator[control_pb2.WatchPrefixCacheResponse, None]:
         async with aclosing(self._engine.watch_prefix_cache()) as told_anything:
-            async for told in told_anything:
-                for message in _messages(told):
+            async for executor, told in told_anything:
+                for message in _messages(executor, told):
                     yield message
 
 
-def _messages(told: Told) -> Iterator[control_pb2.WatchPrefixCacheResponse]:
+def _messages(executor: str, told: Told) -> Iterator[control_pb2.WatchPrefixCacheResponse]:
     for begin in range(0, max(len(told.events), 1), MAX_EVENTS):
         yield control_pb2.WatchPrefixCacheResponse(
+            executor=executor,
             number=told.number,
             starts_anew=told.starts_anew and begin == 0,
             missed=told.num_missed if begin == 0 else 0,

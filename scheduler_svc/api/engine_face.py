@@ -1,6 +1,6 @@
 """What the servicers need of the engine."""
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Protocol
 
 from paged.v1 import control_pb2, executor_pb2
@@ -8,16 +8,11 @@ from scheduler_svc.core.cache_events import Told
 from scheduler_svc.requests import Delta, GenerationRequest
 
 
-class Engine(Protocol):
-    """Turns requests into answers; see `scheduler_svc.engine`. Errors are those of `scheduler_svc.errors`."""
+class Model(Protocol):
+    """One that is served; see `scheduler_svc.served_model`."""
 
     @property
-    def model(self) -> executor_pb2.ModelFacts | None:
-        """Facts of the model served; None until an executor was attached once."""
-
-    @property
-    def ready(self) -> bool:
-        """An executor is attached, and the scheduler is not shutting down."""
+    def facts(self) -> executor_pb2.ModelFacts: ...
 
     @property
     def has_chat_template(self) -> bool: ...
@@ -38,6 +33,22 @@ class Engine(Protocol):
     async def spellings(self, words: list[str]) -> list[list[list[int]]]:
         """Of each word the ids that spell it, alone and behind a space."""
 
+
+class Engine(Protocol):
+    """Turns requests into answers; see `scheduler_svc.engine`. Errors are those of `scheduler_svc.errors`."""
+
+    def model(self, name: str) -> Model:
+        """The model of that name, or the only one if it is empty. Raises ModelNotFound, InvalidRequest where the empty
+        name could mean several, and Unavailable until an executor was attached once."""
+
+    @property
+    def models(self) -> Sequence[Model]:
+        """All of them, by name."""
+
+    @property
+    def ready(self) -> bool:
+        """An executor is attached, and the scheduler is not shutting down."""
+
     def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
         """The answer as it comes; the last delta has `finish` and `usage`. Closing or cancelling it frees all."""
 
@@ -47,7 +58,7 @@ class Engine(Protocol):
     def flush_prefix_cache(self) -> int:
         """Forget all cached prefixes; returns the number of their blocks."""
 
-    def watch_prefix_cache(self) -> AsyncGenerator[Told, None]:
-        """What is cached, then each change; raises TooManyWatchers."""
+    def watch_prefix_cache(self) -> AsyncGenerator[tuple[str, Told], None]:
+        """What is cached, then each change, each with its executor's endpoint; raises TooManyWatchers."""
 
     def load(self) -> control_pb2.GetLoadResponse: ...

@@ -11,9 +11,9 @@ from paged.v1 import inference_pb2, inference_pb2_grpc
 from scheduler_svc.api import validation
 from scheduler_svc.api.accepted import generation_request
 from scheduler_svc.api.deadline import Deadline
-from scheduler_svc.api.engine_face import Engine
+from scheduler_svc.api.engine_face import Engine, Model
 from scheduler_svc.api.responses import merge, to_response
-from scheduler_svc.api.served import served_limits
+from scheduler_svc.api.served import limits_of
 from scheduler_svc.requests import Delta, GenerationRequest
 from scheduler_svc.settings import SchedulerSettings
 
@@ -66,44 +66,47 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.TokenizeRequest, context: grpc.aio.ServicerContext
     ) -> inference_pb2.TokenizeResponse:
         deadline = Deadline.of(context, self._settings.max_request_s)
-        limits = served_limits(self._engine, self._settings)
-        validation.check_tokenize(request, limits, has_chat_template=self._engine.has_chat_template)
-        return inference_pb2.TokenizeResponse(token_ids=await deadline.bounded(self._tokenized(request)))
+        model = self._engine.model(request.model)
+        validation.check_tokenize(request, limits_of(model, self._settings), has_chat_template=model.has_chat_template)
+        return inference_pb2.TokenizeResponse(token_ids=await deadline.bounded(_tokenized(request, model)))
 
     async def Detokenize(
         self, request: inference_pb2.DetokenizeRequest, context: grpc.aio.ServicerContext
     ) -> inference_pb2.DetokenizeResponse:
         deadline = Deadline.of(context, self._settings.max_request_s)
-        validation.check_detokenize(request, served_limits(self._engine, self._settings))
+        model = self._engine.model(request.model)
+        validation.check_detokenize(request, limits_of(model, self._settings))
         skip = request.skip_special_tokens or not request.HasField("skip_special_tokens")
-        text = await deadline.bounded(self._engine.detokenize(list(request.token_ids), skip))
+        text = await deadline.bounded(model.detokenize(list(request.token_ids), skip))
         return inference_pb2.DetokenizeResponse(text=text)
 
     async def _accepted(self, request: inference_pb2.GenerateRequest, deadline: Deadline) -> GenerationRequest:
-        limits = served_limits(self._engine, self._settings)
-        validation.check_generate(request, limits, has_chat_template=self._engine.has_chat_template)
+        model = self._engine.model(request.model)
+        limits = limits_of(model, self._settings)
+        validation.check_generate(request, limits, has_chat_template=model.has_chat_template)
         cuts = request.HasField("truncate_prompt_tokens")
         if request.WhichOneof("prompt") == "token_ids":
             ids = request.token_ids.ids
             prompt_ids = list(ids[-request.truncate_prompt_tokens :] if cuts else ids)
         else:
-            prompt_ids = await deadline.bounded(self._tokenized(request, bounded=not cuts))
+            prompt_ids = await deadline.bounded(_tokenized(request, model, bounded=not cuts))
             prompt_ids = prompt_ids[-request.truncate_prompt_tokens :] if cuts else prompt_ids
             validation.check_prompt_ids(request.WhichOneof("prompt"), prompt_ids, limits)
         validation.check_one_message(request, len(prompt_ids), limits)
         words = list(request.sampling.bad_words)
-        spellings = await deadline.bounded(self._engine.spellings(words)) if words else []
+        spellings = await deadline.bounded(model.spellings(words)) if words else []
         deadline.check()
-        defaults = self._engine.sampling_defaults if self._settings.model_sampling else {}
+        defaults = model.sampling_defaults if self._settings.model_sampling else {}
         return generation_request(request, prompt_ids, limits, spellings, defaults)
 
-    def _tokenized(
-        self, request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest, *, bounded: bool = True
-    ) -> Awaitable[list[int]]:
-        if request.WhichOneof("prompt") == "chat":
-            messages = [{"role": m.role, "content": m.content} for m in request.chat.messages]
-            return self._engine.tokenize_chat(messages, bounded=bounded)
-        return self._engine.tokenize(request.text, bounded=bounded)
+
+def _tokenized(
+    request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest, model: Model, *, bounded: bool = True
+) -> Awaitable[list[int]]:
+    if request.WhichOneof("prompt") == "chat":
+        messages = [{"role": m.role, "content": m.content} for m in request.chat.messages]
+        return model.tokenize_chat(messages, bounded=bounded)
+    return model.tokenize(request.text, bounded=bounded)
 
 
 async def _closed(deltas: AsyncGenerator[Delta, None]) -> None:

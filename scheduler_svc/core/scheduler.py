@@ -29,8 +29,9 @@ class NeverFits(Exception):
 
 
 class Scheduler:
-    """The core's face: bookkeeping for one executor at a time. `state` is for reading. See `Room` for `watermark`;
-    `longest` bounds a sequence's tokens, prompt included, where the model allows more."""
+    """The core's face: bookkeeping for one executor. `state` is for reading. See `Room` for `watermark`; `longest`
+    bounds a sequence's tokens, prompt included, where the model allows more. With several executors each has one, and
+    their queues share the accounts of tenants; sequences that wait can be moved from one to another."""
 
     def __init__(
         self,
@@ -91,10 +92,41 @@ class Scheduler:
         if self.is_attached and not self.state.bound(sequence):
             raise NeverFits
         sequence.state = State.WAITING
+        self._own(sequence)
         self.state.queue.enter(sequence)
         for sample in sequence.held:
             sample.state = State.HELD
         self.state.num_held += len(sequence.held)
+
+    def reach(self, sequence: Sequence) -> int:
+        """Most tokens, prompt included, that the sequence may come to have here; 0 if it can never be computed."""
+        before = sequence.max_total
+        fits = self.is_attached and self.state.bound(sequence)
+        reach, sequence.max_total = sequence.max_total, before
+        return reach if fits else 0
+
+    def move(self, sequence: Sequence, other: "Scheduler") -> None:
+        """A sequence that waits here, with those that it holds, waits in the other one from now on, at its place in the
+        order. None of its tokens may be in flight. Raises NeverFits, and changes nothing, if it can never be computed
+        there."""
+        state, others = self.state, other.state
+        if sequence.state is not State.WAITING or sequence.num_owed:
+            raise RuntimeError(f"{sequence.request_id}: {sequence.state.value}, {sequence.num_owed} tokens in flight")
+        if other.is_attached and not others.bound(sequence):
+            raise NeverFits
+        num_held = sum(sample.state is State.HELD for sample in sequence.held)
+        state.queue.remove(sequence)
+        state.num_held -= num_held
+        if state.hashed_block_size != others.hashed_block_size:
+            sequence.block_hashes.clear()
+        other._own(sequence)
+        others.num_held += num_held
+        others.queue.push(sequence)
+
+    def _own(self, sequence: Sequence) -> None:
+        answers = [] if sequence.group is None else sequence.group.answers
+        for member in (sequence, *sequence.held, *answers):
+            member.scheduler = self
 
     def cancel(self, sequence: Sequence) -> None:
         """End the sequence now, wherever it is; its tokens in flight will be dropped. Harmless if it has ended."""
@@ -122,3 +154,10 @@ class Scheduler:
     def apply(self, result: Result) -> Applied:
         """Take in the result of the oldest plan in flight. Raises ResultMismatch if it is another's."""
         return self._results.apply(result)
+
+
+def scheduler_of(sequence: Sequence) -> Scheduler:
+    """Whose the sequence is."""
+    if sequence.scheduler is None:
+        raise RuntimeError(f"{sequence.request_id}: a sequence that no scheduler was given")
+    return sequence.scheduler

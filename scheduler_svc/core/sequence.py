@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from scheduler_svc.core.beam_group import BeamGroup
+    from scheduler_svc.core.scheduler import Scheduler
 
 from scheduler_svc.core.token_rules import NO_RULES, TokenRules
 
@@ -40,7 +41,7 @@ class State(enum.Enum):
 
 
 class Rank(NamedTuple):
-    """A place in the order of admission, lower first; see `AdmissionQueue`. `number` counts requests, so no two
+    """A place in the order of admission, lower first; see `Accounts`. `number` counts requests, so no two
     sequences are equal."""
 
     place: float
@@ -81,6 +82,7 @@ class Sequence:
     tenant: str = ""
     num_prompt: int = 0
     owner: Any = None  # whatever the engine wants to find again with the sequence
+    scheduler: "Scheduler | None" = None  # whose it is; changed by `submit` and `move`
 
     state: State = State.NEW
     end_reason: EndReason | None = None
@@ -127,6 +129,18 @@ class Sequence:
     @property
     def num_output(self) -> int:
         return len(self.token_ids) - self.num_prompt
+
+    @property
+    def num_rows(self) -> int:
+        """That it, or its group, takes."""
+        return 1 if self.group is None else self.group.parameters.width
+
+    @property
+    def num_known(self) -> int:
+        """Tokens whose K/V it needs: its own, or the prompt and the outputs of all beams of its group."""
+        if self.group is None:
+            return len(self.token_ids)
+        return self.num_prompt + self.group.search.num_tokens * self.num_rows
 
     @property
     def needs_mask(self) -> bool:

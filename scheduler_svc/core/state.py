@@ -1,7 +1,8 @@
 """What the core knows, and the few changes that more than one part of it makes."""
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,6 +32,15 @@ class Counters:
     peak_running: int = 0
     peak_used_blocks: int = 0
     peak_unused_slots: int = 0  # at the moment of peak_used_blocks
+
+    @classmethod
+    def sum(cls, several: Iterable["Counters"]) -> "Counters":
+        """Of several schedulers together; each peak is the sum of theirs."""
+        return cls(*map(sum, zip(*map(astuple, several), strict=True)))
+
+    def without_peaks(self) -> "Counters":
+        """What remains true of them once they are gone."""
+        return replace(self, peak_running=0, peak_used_blocks=0, peak_unused_slots=0)
 
 
 @dataclass(frozen=True, slots=True)

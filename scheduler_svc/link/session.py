@@ -6,7 +6,7 @@ A session's socket is never used for another: plans that still wait in it could 
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import structlog
@@ -72,6 +72,7 @@ class ExecutorSession:
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._watching: asyncio.Task[None] | None = None
+        self._socket.setsockopt(zmq.IPV6, "[" in options.endpoint)
         self._connect(options.endpoint)
         # Straight on the sockets' descriptors: zmq.asyncio costs 80 µs a round trip more. A descriptor tells of what
         # comes after its socket was last asked for its events, so both are asked after whatever may have hidden some.
@@ -86,22 +87,24 @@ class ExecutorSession:
             self._close_sockets()
             raise SessionLost(f"cannot connect to {endpoint}: {error}", refused=True) from error
 
-    async def attach(self) -> tuple[pb.Attached, Lease]:
-        """Ask for a lease, and wait until there is one, however long. Raises SessionLost."""
-        self._send(
-            pb.ToExecutor(
-                attach=pb.Attach(protocol_version=PROTOCOL_VERSION, scheduler_id=self._options.scheduler_id)
-            ).SerializeToString()
+    async def attach(self, attached_executors: Iterable[str] = ()) -> tuple[pb.Attached, Lease]:
+        """Ask for a lease, and wait until there is one, however long; an executor that is one of these refuses. Raises
+        SessionLost."""
+        request = pb.Attach(
+            protocol_version=PROTOCOL_VERSION,
+            scheduler_id=self._options.scheduler_id,
+            attached_executors=attached_executors,
         )
+        self._send(pb.ToExecutor(attach=request).SerializeToString())
         await self._first_of(self._attached)
         attached = self._attached.result()
+        self._epoch, self._session = attached.epoch, attached.session
         if attached.protocol_version != PROTOCOL_VERSION:
             raise SessionLost(f"the executor speaks version {attached.protocol_version}", refused=True)
         try:
             lease = decode_lease(attached)
         except MalformedMessage as error:
             raise SessionLost(str(error), refused=True) from error
-        self._epoch, self._session = attached.epoch, attached.session
         self._result_timeout_s = max(self._options.result_timeout_s, 5 * attached.worst_step_ms / 1000)
         self._watching = asyncio.create_task(self._watch_results())
         return attached, lease

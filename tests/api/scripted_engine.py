@@ -38,20 +38,31 @@ def scripted_facts() -> executor_pb2.ModelFacts:
 
 @dataclass
 class ScriptedEngine:
-    """Plays `script` for every request: deltas are sent, exceptions raised, callables awaited.
+    """An engine and its only model. Plays `script` for every request: deltas are sent, exceptions raised, callables
+    awaited.
 
     One token a character of a text; the empty text gives none.
     """
 
     script: list[Action] = field(default_factory=lambda: list(ANSWER))
-    model: executor_pb2.ModelFacts | None = field(default_factory=scripted_facts)
+    facts: executor_pb2.ModelFacts = field(default_factory=scripted_facts)
+    model_error: Exception | None = None
     ready: bool = True
     has_chat_template: bool = True
     tokenize_error: Exception | None = None
     submitted: list[GenerationRequest] = field(default_factory=list)
     live: set[str] = field(default_factory=set)
-    told: list[Told] = field(default_factory=list)
+    told: list[tuple[str, Told]] = field(default_factory=list)
     ended: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
+
+    def model(self, name: str) -> "ScriptedEngine":
+        if self.model_error is not None:
+            raise self.model_error
+        return self
+
+    @property
+    def models(self) -> "list[ScriptedEngine]":
+        return [self]
 
     @property
     def sampling_defaults(self) -> dict[str, float]:
@@ -92,7 +103,7 @@ class ScriptedEngine:
     def flush_prefix_cache(self) -> int:
         return 7
 
-    async def watch_prefix_cache(self) -> AsyncGenerator[Told, None]:
+    async def watch_prefix_cache(self) -> AsyncGenerator[tuple[str, Told], None]:
         for told in self.told:
             yield told
 

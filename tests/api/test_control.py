@@ -26,9 +26,12 @@ async def test_the_models_facts_are_told(client: Client) -> None:
     )
 
 
+async def test_all_models_are_listed(client: Client) -> None:
+    assert await client.models() == [await client.model("scripted")]
+
+
 async def test_a_model_without_a_begin_token_has_none(client: Client, engine: ScriptedEngine) -> None:
-    assert engine.model is not None
-    engine.model.ClearField("bos_token_id")
+    engine.facts.ClearField("bos_token_id")
     assert not (await client.model()).HasField("bos_token_id")
 
 
@@ -61,9 +64,9 @@ async def test_a_watcher_is_told_what_is_cached_in_messages_of_bounded_size_and_
 ) -> None:
     digests = [i.to_bytes(32) for i in range(10_000)]
     engine.told = [
-        Told(4, [(STORED, digest) for digest in digests], starts_anew=True, num_missed=3),
-        Told(7, [(STORED, b"a"), (REMOVED, b"b"), (CLEARED, b"")]),
-        Told(7, [], starts_anew=True),
+        ("tcp://a:1", Told(4, [(STORED, digest) for digest in digests], starts_anew=True, num_missed=3)),
+        ("tcp://a:1", Told(7, [(STORED, b"a"), (REMOVED, b"b"), (CLEARED, b"")])),
+        ("ipc://b", Told(7, [], starts_anew=True)),
     ]
     messages = [message async for message in client.watch_prefix_cache()]
     first, rest, changes, nothing = messages
@@ -74,6 +77,7 @@ async def test_a_watcher_is_told_what_is_cached_in_messages_of_bounded_size_and_
         (7, False, 0),
         (7, True, 0),
     ]
+    assert [m.executor for m in messages] == ["tcp://a:1", "tcp://a:1", "tcp://a:1", "ipc://b"]
     assert [event.WhichOneof("event") for event in changes.events] == ["stored", "removed", "cleared"]
     assert (changes.events[0].stored, changes.events[1].removed) == (b"a", b"b")
     assert not nothing.events

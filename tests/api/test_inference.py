@@ -16,6 +16,7 @@ from paged.client import (
     generate_request,
 )
 from paged.v1 import inference_pb2, inference_pb2_grpc
+from scheduler_svc.errors import Unavailable
 from scheduler_svc.requests import Delta, Finish, Usage
 from scheduler_svc.settings import SchedulerSettings
 from tests.api.scripted_engine import ANSWER, ScriptedEngine, forever
@@ -100,7 +101,7 @@ async def test_bytes_that_are_no_message_are_a_bad_request(address: str, data: b
 
 
 async def test_without_a_model_calls_fail_fast(client: Client, engine: ScriptedEngine) -> None:
-    engine.model = None
+    engine.model_error = Unavailable("no executor has been attached yet")
     for call in (client.complete("hi"), client.tokenize("hi"), client.detokenize([1]), client.model()):
         with pytest.raises(UnavailableError, match="no executor"):
             await call

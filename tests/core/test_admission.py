@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from scheduler_svc.core.accounts import Accounts
 from scheduler_svc.core.admission import AdmissionQueue
 from scheduler_svc.core.plan import Lease
 from scheduler_svc.core.room import Room
@@ -44,7 +45,7 @@ class TestOrder:
         assert order_of(entered(queue, *(asked(name, tenant="few") for name in "ab"))) == "AaBbCDEF"
 
     def test_tenants_get_in_by_their_weights(self) -> None:
-        queue = AdmissionQueue({"gold": 3.0})
+        queue = AdmissionQueue(Accounts({"gold": 3.0}))
         entered(queue, *(asked(name, tenant="gold") for name in "GHIJKL"))
         assert order_of(entered(queue, *(asked(name) for name in "abcd"))) == "GHIaJKLbcd"
 
@@ -79,7 +80,7 @@ class TestOrder:
 
     def test_a_prompt_of_many_samples_is_served_once(self) -> None:
         """Else one such request would age all that wait, and forgive what tenants owe."""
-        queue, first = AdmissionQueue(ageing_tokens=2000), asked("n", 1000, 1)
+        queue, first = AdmissionQueue(Accounts(ageing_tokens=2000)), asked("n", 1000, 1)
         first.held = [Sequence("n", first.token_ids, 1, Sampling(index=i)) for i in range(1, 100)]
         entered(queue, asked("l", priority=-1, tenant="l"), first)
         queue.remove(first)
@@ -98,7 +99,8 @@ class TestOrder:
         assert [(s.request_id, s.sampling.index) for s in queue] == [("a", 0), ("a", 1), ("a", 2), ("b", 0)]
 
     def test_names_of_tenants_are_not_kept_for_ever(self) -> None:
-        queue = AdmissionQueue()
+        accounts = Accounts()
+        queue = AdmissionQueue(accounts)
         for i in range(10_000):
             sequence = asked("a", tenant=f"tenant {i}")
             queue.enter(sequence)
@@ -106,18 +108,19 @@ class TestOrder:
             sequence.num_cached = 0
             sequence.token_ids += [0] * 8
             queue.settle(sequence)
-        assert len(queue._accounts) <= 2048
+        assert len(accounts._accounts) <= 2048
         assert not queue.has_tiers
 
     def test_nor_are_those_of_tenants_that_owe_for_what_they_cancelled(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("scheduler_svc.core.admission.MOST_IDLE_ACCOUNTS", 3000)
-        queue = entered(AdmissionQueue(), asked("waits"))
+        monkeypatch.setattr("scheduler_svc.core.accounts.MOST_IDLE_ACCOUNTS", 3000)
+        accounts = Accounts()
+        queue = entered(AdmissionQueue(accounts), asked("waits"))
         for i in range(20_000):
             sequence = asked("a", 50, tenant=f"tenant {i}")
             queue.enter(sequence)
             queue.remove(sequence)
             queue.settle(sequence)
-        assert len(queue._accounts) <= 6001
+        assert len(accounts._accounts) <= 6001
         assert order_of(entered(queue, asked("b"))) == "waitsb", "the account of one that waits is kept"
 
 
@@ -137,7 +140,7 @@ def admitted(run: Run, sequences: list[Sequence], most_steps: int = 2000) -> Ite
 class TestTurns:
     def test_whoever_waits_is_passed_by_higher_priority_only_until_so_much_was_served(self) -> None:
         """Two callers of high priority keep the only row busy for ever; one of low priority gets it all the same."""
-        run = Run(num_rows=1, queue=AdmissionQueue(ageing_tokens=200))
+        run = Run(num_rows=1, queue=AdmissionQueue(Accounts(ageing_tokens=200)))
         low, passed = asked("low", priority=-1), 0
         run.submit(asked("first", priority=0))
         run.submit(low)

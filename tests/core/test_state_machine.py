@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from scheduler_svc.core.accounts import Accounts
 from scheduler_svc.core.admission import AdmissionQueue
 from scheduler_svc.core.audit import audit
 from scheduler_svc.core.cache_events import CacheEvents
@@ -95,7 +96,7 @@ class Core(RuleBasedStateMachine):
         found=st.lists(searches, max_size=3),
     )
     def begin(self, prefix_caching: bool, lease: dict, several: list[dict], found: list[dict]) -> None:
-        queue = AdmissionQueue({"heavy": 4.0}, ageing_tokens=60)
+        queue = AdmissionQueue(Accounts({"heavy": 4.0}, ageing_tokens=60))
         events = CacheEvents(max_waiting=20)
         self.follower = events.follow(lambda: None)
         self.scheduler = Scheduler(prefix_caching=prefix_caching, queue=queue, cache_events=events)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from scheduler_svc.core.audit import audit
 from scheduler_svc.core.plan import Plan
+from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.engine import Engine
 from scheduler_svc.requests import GenerationRequest
 from scheduler_svc.settings import SchedulerSettings
@@ -27,19 +28,26 @@ async def engine_over(endpoint: str, cache_dir: Path) -> AsyncIterator[Engine]:
             driving.cancel()
 
 
+def only_scheduler(engine: Engine) -> Scheduler:
+    """That of the engine's one executor."""
+    (driver,) = engine.fleet.drivers.values()
+    return driver.scheduler
+
+
 def keep_plans(engine: Engine) -> list[Plan]:
     """All plans from now on, as they are made; the books are checked after each."""
     plans: list[Plan] = []
-    make_plan = engine._scheduler.plan
+    scheduler = only_scheduler(engine)
+    make_plan = scheduler.plan
 
     def kept(*, even_if_empty: bool = False) -> Plan | None:
         plan = make_plan(even_if_empty=even_if_empty)
-        audit(engine._scheduler.state)
+        audit(scheduler.state)
         if plan is not None:
             plans.append(plan)
         return plan
 
-    engine._scheduler.plan = kept  # type: ignore[method-assign]
+    scheduler.plan = kept  # type: ignore[method-assign]
     return plans
 
 

@@ -21,6 +21,7 @@ from scheduler_svc.engine import Engine
 from scheduler_svc.requests import BeamOptions, GenerationRequest
 from scheduler_svc.settings import SchedulerSettings
 from tests.processes import start_executor
+from tests.system.engines import only_scheduler
 from tests.system.simulated_answers import END_IDS, VOCAB_SIZE, right_answers
 
 POOL = ["--num-blocks", "24", "--max-rows", "5", "--tokens-per-step", "24"]
@@ -164,7 +165,7 @@ class PlanStream(RuleBasedStateMachine):
 
     @invariant()
     def the_books_add_up(self) -> None:
-        audit(self.engine._scheduler.state)
+        audit(only_scheduler(self.engine).state)
 
     @invariant()
     def every_text_is_exact(self) -> None:
@@ -185,7 +186,7 @@ class PlanStream(RuleBasedStateMachine):
         await asyncio.gather(*[call.task for call in self.calls])
         for call in self.calls:
             assert list(zip(call.ids, call.scores, strict=True)) == call.expected
-        scheduler = self.engine._scheduler
+        scheduler = only_scheduler(self.engine)
         while scheduler.state.num_running or scheduler.state.in_flight:
             await asyncio.sleep(0.01)
         audit_idle(scheduler.state)

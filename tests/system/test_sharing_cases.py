@@ -19,7 +19,7 @@ from tests.model.driver import Driver, row_sampling
 from tests.model.driver import Sequence as Driven
 from tests.processes import cleaned_up, start_executor
 from tests.system.conftest import System
-from tests.system.engines import engine_over, keep_plans, samples_ids
+from tests.system.engines import engine_over, keep_plans, only_scheduler, samples_ids
 from tests.system.requests import Call, idle_load, ready
 from tests.system.test_samples import running_engine
 from tests.tiny_models import WINDOW, save_tiny
@@ -73,7 +73,7 @@ def num_records() -> int:
 
 async def assert_forgotten(engine: Engine, plans: list) -> None:
     """What was made before is over, and the executor is told so within two plans that mention no row besides."""
-    state = engine._scheduler.state
+    state = only_scheduler(engine).state
     assert (state.num_running, state.num_waiting, state.cache.pool.num_used) == (0, 0, 0)
     async with asyncio.timeout(20):
         while not plans or state.in_flight:
