@@ -69,6 +69,11 @@ def supported() -> tuple[str, ...]:
     return tuple(name for name in reversed(names) if name != "amx_emulated")
 
 
+def emulated() -> tuple[str, ...]:
+    """Names of the levels that this CPU runs with other instructions than theirs, far slower: for tests."""
+    return ("amx_emulated",) if "avx512_bf16" in supported() else ()
+
+
 def _cpu_flags() -> frozenset[str]:
     """As the kernel lists them: what the operating system does not save between threads is not among them."""
     try:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from kernels.cpu.compiling import CACHE, BuildError, Told, find_or_build, silent
-from kernels.cpu.levels import LEVELS, supported
+from kernels.cpu.levels import LEVELS, emulated, supported
 
 __all__ = ["BuildError", "ops"]
 
@@ -32,8 +32,7 @@ _loaded: dict[str, Any] = {}
 
 def _load(name: str, cache_dir: Path, told: Told) -> Any:
     known = supported()
-    runs = name in known or (name == "amx_emulated" and "avx512_bf16" in known)
-    if not runs:
+    if name not in (*known, *emulated()):
         raise BuildError(f"this CPU does not run those of level {name}; it runs {', '.join(known) or 'none'}")
     library = find_or_build(LEVELS[name], cache_dir, told)
     try:

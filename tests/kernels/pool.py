@@ -8,6 +8,7 @@ import torch
 from kernels import REFERENCE, Backend, native_backend
 from kernels import triton as triton_kernels
 from kernels.cpu import supported
+from kernels.cpu.levels import emulated
 
 TRITON = Backend(
     "triton",
@@ -16,7 +17,7 @@ TRITON = Backend(
     triton_kernels.copy_blocks,
     triton_kernels.allocate_caches,
 )
-NATIVE = [native_backend(level) for level in (*supported(), "amx_emulated")]
+NATIVE = [native_backend(level) for level in (*supported(), *emulated())]
 PLAIN = [REFERENCE, TRITON]  # those whose caches are [num_blocks, block_size, num_kv_heads, head_dim]
 BACKENDS = [*PLAIN, *NATIVE]
 
