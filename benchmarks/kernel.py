@@ -23,12 +23,12 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels import Backend, native_backend
+from kernels import Backend, Rows, Rule, native_backend
 from kernels.cpu import supported
 from kernels.cpu.library import ops
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 16, 8, 128, 16
-SCALE = HEAD_DIM**-0.5
+RULE = Rule(HEAD_DIM**-0.5)
 LEAST_BYTES = 1 << 30  # where the size of the last-level cache is not known, or small
 
 
@@ -38,16 +38,16 @@ class Decode:
 
     backend: Backend
     caches: list[tuple[torch.Tensor, torch.Tensor]]
-    tables: list[torch.Tensor]
+    rows: list[Rows]
     q: torch.Tensor
-    query_start: torch.Tensor
-    context_lens: torch.Tensor
 
     @classmethod
     def make(cls, backend: Backend, num_rows: int, context: int, least_bytes: int) -> "Decode":
         num_blocks = num_rows * context // BLOCK_SIZE
         num_bytes = num_blocks * BLOCK_SIZE * NUM_KV_HEADS * HEAD_DIM * 4
-        caches, tables = [], []
+        query_start = torch.arange(num_rows + 1, dtype=torch.int32)
+        context_lens = torch.full((num_rows,), context, dtype=torch.int32)
+        caches, rows = [], []
         for _ in range(-(-least_bytes // num_bytes)):
             pair = backend.allocate_caches(
                 num_blocks, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM, HEAD_DIM, torch.bfloat16, torch.device("cpu")
@@ -55,15 +55,8 @@ class Decode:
             for cache in pair:
                 cache.uniform_(-1, 1)
             caches.append(pair)
-            tables.append(torch.randperm(num_blocks).int().view(num_rows, -1))
-        return cls(
-            backend,
-            caches,
-            tables,
-            torch.randn(num_rows, NUM_HEADS, HEAD_DIM).bfloat16(),
-            torch.arange(num_rows + 1, dtype=torch.int32),
-            torch.full((num_rows,), context, dtype=torch.int32),
-        )
+            rows.append(Rows(torch.randperm(num_blocks).int().view(num_rows, -1), query_start, context_lens))
+        return cls(backend, caches, rows, torch.randn(num_rows, NUM_HEADS, HEAD_DIM).bfloat16())
 
     @property
     def num_bytes(self) -> int:
@@ -71,14 +64,15 @@ class Decode:
         return sum(cache.nbytes for pair in self.caches for cache in pair)
 
     def attend(self) -> None:
-        for (keys, values), tables in zip(self.caches, self.tables, strict=True):
-            self.backend.paged_attention(self.q, keys, values, tables, self.query_start, self.context_lens, scale=SCALE)
+        for pair, rows in zip(self.caches, self.rows, strict=True):
+            self.backend.paged_attention(self.q, *pair, rows, RULE)
 
     def attend_without_tables(self) -> None:
-        native = ops(self.backend.level)
-        width = self.tables[0].shape[1]
+        native, rows = ops(self.backend.level), self.rows[0]
+        width, sizes = rows.block_tables.shape[1], (len(rows), NUM_HEADS, NUM_KV_HEADS, BLOCK_SIZE, 0)
+        plan = native.plan_attention(None, width, rows.query_start, rows.context_lens, [], *sizes)
         for keys, values in self.caches:
-            native.contiguous_attention(self.q, keys, values, width, self.query_start, self.context_lens, SCALE)
+            native.paged_attention(self.q, keys, values, plan, RULE.scale, 0.0, None)
 
     def read(self) -> None:
         native = ops(self.backend.level)

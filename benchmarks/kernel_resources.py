@@ -22,7 +22,7 @@ import torch
 import triton
 
 from benchmarks.kernel_launches import Launch, recorded
-from kernels import SharedBlocks
+from kernels import Rows, Rule, SharedBlocks
 from kernels.triton import paged_attention, write_kv
 from kernels.triton.device import Device, interpreted
 
@@ -69,22 +69,24 @@ class Variant:
         """Those of the attention over such a batch. Raises KernelInputError where it is refused on the device."""
         dtype, tokens = DTYPES[self.dtype], self.rows * KINDS[self.kind]
         num_heads = NUM_KV_HEADS * self.group
-        options = dict(OPTIONS[self.options])
+        options, shared = dict(OPTIONS[self.options]), None
         if "sinks" in options:
             options["sinks"] = _tensor(num_heads, dtype=dtype)
         if self.members:
             sizes = {"first": 2, "end": 2, "row_start": 3, "rows": 2 * self.members, "own_start": self.rows}
-            options["shared"] = SharedBlocks(**{name: _tensor(size, dtype=torch.int32) for name, size in sizes.items()})
+            shared = SharedBlocks(**{name: _tensor(size, dtype=torch.int32) for name, size in sizes.items()})
         with recorded(device) as launches:
             paged_attention(
                 _tensor(tokens, num_heads, self.head_dim, dtype=dtype),
                 _tensor(1024, BLOCK_SIZE, NUM_KV_HEADS, self.head_dim, dtype=dtype),
                 _tensor(1024, BLOCK_SIZE, NUM_KV_HEADS, self.value_dim, dtype=dtype),
-                _tensor(self.rows, TABLE_WIDTH, dtype=torch.int32),
-                _tensor(self.rows + 1, dtype=torch.int32),
-                _tensor(self.rows, dtype=torch.int32),
-                scale=0.1,
-                **options,
+                Rows(
+                    _tensor(self.rows, TABLE_WIDTH, dtype=torch.int32),
+                    _tensor(self.rows + 1, dtype=torch.int32),
+                    _tensor(self.rows, dtype=torch.int32),
+                    shared,
+                ),
+                Rule(0.1, **options),
             )
         return launches
 

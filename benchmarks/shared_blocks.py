@@ -20,11 +20,12 @@ import numpy as np
 import torch
 
 from executor_svc.shared_segments import SegmentFinder
-from kernels import Backend, SharedBlocks, backend
+from kernels import Backend, Rows, Rule, SharedBlocks, backend
 
 NUM_ROWS, SHARED, OWN = 64, 1024, 130
 LAYERS, CACHES = 28, 6  # of a model; whose caches there are, 250 MB
 HEADS, KV_HEADS, DIM, BLOCK = 16, 8, 128, 16
+RULE = Rule(DIM**-0.5)
 
 
 class Layers:
@@ -37,10 +38,10 @@ class Layers:
         num_blocks = 1 + num_groups * shared + NUM_ROWS * own
         numbers = torch.randperm(num_blocks - 1, generator=torch.Generator().manual_seed(0)).int() + 1
         common = numbers[: num_groups * shared].view(num_groups, shared).repeat_interleave(group, 0)
-        self.tables = torch.cat([common, numbers[num_groups * shared :].view(NUM_ROWS, own)], 1)
-        self.own_tables = self.tables[:, shared:].contiguous()
-        self.contexts = torch.full((NUM_ROWS,), shared * BLOCK + own_tokens, dtype=torch.int32)
-        self.own_contexts = self.contexts - shared * BLOCK
+        self._tables = torch.cat([common, numbers[num_groups * shared :].view(NUM_ROWS, own)], 1)
+        self._own_tables = self._tables[:, shared:].contiguous()
+        self._contexts = torch.full((NUM_ROWS,), shared * BLOCK + own_tokens, dtype=torch.int32)
+        self._own_contexts = self._contexts - shared * BLOCK
         self._query_start = torch.arange(NUM_ROWS + 1, dtype=torch.int32)
         self._q = torch.randn(NUM_ROWS, HEADS, DIM, dtype=torch.bfloat16)
         allocate = kernels.allocate_caches
@@ -50,7 +51,7 @@ class Layers:
         for keys, values in self._caches:
             kernels.write_kv(k, v, keys, values, torch.arange(num_blocks * BLOCK))
         starts = range(0, NUM_ROWS, group)
-        self.shared = SharedBlocks(
+        self._shared = SharedBlocks(
             first=torch.zeros(num_groups, dtype=torch.int32),
             end=torch.full((num_groups,), shared, dtype=torch.int32),
             row_start=torch.tensor([*starts, NUM_ROWS], dtype=torch.int32),
@@ -60,18 +61,19 @@ class Layers:
         self._turn = 0
 
     def grouped(self) -> torch.Tensor:
-        return self._attend(self.tables, self.contexts, self.shared)
+        return self._attend(self._tables, self._contexts, self._shared)
 
     def ordinary(self) -> torch.Tensor:
-        return self._attend(self.tables, self.contexts, None)
+        return self._attend(self._tables, self._contexts, None)
 
     def own(self) -> torch.Tensor:
-        return self._attend(self.own_tables, self.own_contexts, None)
+        return self._attend(self._own_tables, self._own_contexts, None)
 
     def _attend(self, tables: torch.Tensor, contexts: torch.Tensor, shared: SharedBlocks | None) -> torch.Tensor:
+        """As the first layer of a step does: the others find the work planned."""
         self._turn += 1
         caches = self._caches[self._turn % len(self._caches)]
-        return self._attention(self._q, *caches, tables, self._query_start, contexts, scale=DIM**-0.5, shared=shared)
+        return self._attention(self._q, *caches, Rows(tables, self._query_start, contexts, shared), RULE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ functions:
 
 * `allocate_caches` makes the pair,
 * `write_kv` puts the keys and values of a step's tokens into their slots,
-* `paged_attention` lets every query attend to its row's context, found through the block table,
+* `paged_attention` lets every query attend to its row's context, found through the block table: for the `Rows` of a
+  step, by the `Rule` of a layer,
 * `copy_blocks` copies whole blocks, for copy-on-write.
 """
 
@@ -18,12 +19,13 @@ from pathlib import Path
 import torch
 
 from kernels import cpu, reference
+from kernels.attention import Rows, Rule
 from kernels.checks import KernelInputError
 from kernels.cpu.compiling import CACHE, BuildError, Told, silent
 from kernels.projection import Projection
 from kernels.shared_blocks import SharedBlocks
 
-__all__ = ["REFERENCE", "Backend", "KernelInputError", "Projection", "SharedBlocks", "backend"]
+__all__ = ["REFERENCE", "Backend", "KernelInputError", "Projection", "Rows", "Rule", "SharedBlocks", "backend"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ class Projection:
     """What an attention layer does to its projected heads before it attends.
 
     A token's heads are those of queries, then of keys, then of values, all `head_dim` wide. Queries and keys are
-    normed, head by head: divided by their root mean square and multiplied by `query_norm` or `key_norm`
-    `[head_dim]` (one more than it, with `norm_plus_one`), where there is one. Then the first dimensions of each are
-    rotated, as many as cos and sin have: pairs are `half` of those apart, or neighbours (`interleaved`).
+    normed, head by head: divided by their root mean square and multiplied by `query_norm` or `key_norm`, fp32
+    `[head_dim]`, where there is one. Then the first dimensions of each are rotated, as many as cos and sin have: pairs
+    are `half` of those apart, or neighbours (`interleaved`). Raises KernelInputError.
     """
 
     num_heads: int
@@ -24,25 +24,27 @@ class Projection:
     query_norm: torch.Tensor | None = None
     key_norm: torch.Tensor | None = None
     norm_eps: float = 1e-6
-    norm_plus_one: bool = False
     rotary: Literal["half", "interleaved"] = "half"
+
+    def __post_init__(self) -> None:
+        for name, weight in self._norms:
+            check_tensor(name, weight, (self.head_dim,), (torch.float32,), weight.device)
+
+    @property
+    def _norms(self) -> list[tuple[str, torch.Tensor]]:
+        norms = ("query_norm", self.query_norm), ("key_norm", self.key_norm)
+        return [(name, weight) for name, weight in norms if weight is not None]
 
     @property
     def width(self) -> int:
         return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
 
-    def norm_weight(self, weight: torch.Tensor | None) -> torch.Tensor | None:
-        """What normed heads are multiplied by, fp32."""
-        if weight is None:
-            return None
-        return weight.float() + 1.0 if self.norm_plus_one else weight.float()
-
     def check(self, qkv: torch.Tensor, cos: torch.Tensor | None, sin: torch.Tensor | None) -> None:
         """Raises KernelInputError."""
         check_tensor("qkv", qkv, (None, self.width), FLOAT_DTYPES, qkv.device)
-        for name, weight in (("query_norm", self.query_norm), ("key_norm", self.key_norm)):
-            if weight is not None:
-                check_tensor(name, weight, (self.head_dim,), FLOAT_DTYPES, qkv.device)
+        for name, weight in self._norms:
+            if weight.device != qkv.device:
+                raise KernelInputError(f"{name}: is on {weight.device}, must be on {qkv.device} as qkv is")
         if cos is None and sin is None:
             return
         if cos is None or sin is None:
@@ -65,10 +67,9 @@ class Projection:
         return q.to(qkv.dtype), k.to(qkv.dtype), v.to(qkv.dtype)
 
     def _normed(self, heads: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-        factor = self.norm_weight(weight)
-        if factor is None:
+        if weight is None:
             return heads
-        return heads * torch.rsqrt(heads.square().mean(-1, keepdim=True) + self.norm_eps) * factor
+        return heads * torch.rsqrt(heads.square().mean(-1, keepdim=True) + self.norm_eps) * weight
 
     def _rotated(self, heads: torch.Tensor, cos: torch.Tensor | None, sin: torch.Tensor | None) -> torch.Tensor:
         if cos is None or sin is None:

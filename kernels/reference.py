@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from kernels.checks import FLOAT_DTYPES, KernelInputError, check_attention, check_copies, check_write
+from kernels.attention import Rows, Rule, check_attention
+from kernels.checks import FLOAT_DTYPES, KernelInputError, check_copies, check_write
 from kernels.projection import Projection
-from kernels.shared_blocks import SharedBlocks
 
 MAX_PADDING = 1.25  # decode rows share a group when the longest has at most this many times the slots of the shortest
 MAX_GROUP_ELEMENTS = 1 << 24  # fp32 elements of keys gathered at once (64 MiB)
@@ -71,47 +71,29 @@ def copy_blocks(caches: Sequence[torch.Tensor], source: torch.Tensor, destinatio
 
 
 def paged_attention(
-    q: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    block_tables: torch.Tensor,
-    query_start: torch.Tensor,
-    context_lens: torch.Tensor,
-    *,
-    scale: float,
-    window: int | None = None,
-    soft_cap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    shared: SharedBlocks | None = None,
+    q: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, rows: Rows, rule: Rule
 ) -> torch.Tensor:
     """Causal attention of each row's queries over the row's context.
 
-    q: `[num_tokens, num_heads, head_dim]`, row i's queries at `query_start[i] : query_start[i + 1]`; they are the
-    last tokens of its `context_lens[i]`. block_tables: int32 `[num_rows, most blocks]`; entries past a row's context
-    are never read. query_start: int32 `[num_rows + 1]`, from 0 on; tokens after its last entry belong to no row and get
-    zeros. context_lens: int32 `[num_rows]`.
-
-    Scores are `q·k * scale`, capped to `soft_cap * tanh(score / soft_cap)`. A query at position p sees the positions
-    in (p - window, p]. `sinks`, one a head, joins the softmax as a key without a value. A query without keys gives
-    zeros. `shared` tells of blocks that rows have in common; here nothing is made of it.
+    q: `[num_tokens, num_heads, head_dim]`. Tokens that belong to no row get zeros, and so does a query without keys. Of
+    shared blocks nothing is made here.
 
     Returns `[num_tokens, num_heads, value head_dim]` in q's dtype. Raises KernelInputError.
     """
-    check_attention(q, key_cache, value_cache, block_tables, query_start, context_lens, window, soft_cap, sinks, shared)
+    check_attention(q, key_cache, value_cache, rows, rule)
     out = q.new_zeros(q.shape[0], q.shape[1], value_cache.shape[3])
-    starts, contexts = query_start.tolist(), context_lens.tolist()
-    heads = _Heads(key_cache, value_cache, scale, window, soft_cap, None if sinks is None else sinks.float())
+    tables, starts, contexts = rows.block_tables, rows.query_start.tolist(), rows.context_lens.tolist()
+    heads = _Heads(key_cache, value_cache, rule)
     decode = [i for i in range(len(contexts)) if starts[i + 1] - starts[i] == 1 and contexts[i] > 0]
-    for rows, first_slots, num_slots in _decode_groups(decode, contexts, key_cache, window):
-        tokens = [starts[i] for i in rows]
-        out[tokens] = heads.decode(q[tokens], block_tables[rows], context_lens[rows], first_slots, num_slots).to(
-            q.dtype
-        )
+    for group, first_slots, num_slots in _decode_groups(decode, contexts, key_cache, rule.window):
+        tokens = [starts[i] for i in group]
+        attended = heads.decode(q[tokens], tables[group], rows.context_lens[group], first_slots, num_slots)
+        out[tokens] = attended.to(q.dtype)
     for i, context in enumerate(contexts):
         num_queries = starts[i + 1] - starts[i]
         if num_queries > 1:
             row = slice(starts[i], starts[i + 1])
-            out[row] = heads.prefill(q[row], block_tables[i], context).to(q.dtype)
+            out[row] = heads.prefill(q[row], tables[i], context).to(q.dtype)
     return out
 
 
@@ -123,15 +105,8 @@ def attend_projected(
     slots: torch.Tensor,
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
-    block_tables: torch.Tensor,
-    query_start: torch.Tensor,
-    context_lens: torch.Tensor,
-    *,
-    scale: float,
-    window: int | None = None,
-    soft_cap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    shared: SharedBlocks | None = None,
+    rows: Rows,
+    rule: Rule,
 ) -> torch.Tensor:
     """All that an attention layer does between its projections: norm, rotary embedding, `write_kv`, `paged_attention`.
 
@@ -142,11 +117,7 @@ def attend_projected(
     projection.check(qkv, cos, sin)
     q, k, v = projection.heads(qkv, cos, sin)
     write_kv(k, v, key_cache, value_cache, slots)
-    batch = block_tables, query_start, context_lens
-    attended = paged_attention(
-        q, key_cache, value_cache, *batch, scale=scale, window=window, soft_cap=soft_cap, sinks=sinks, shared=shared
-    )
-    return attended.flatten(1)
+    return paged_attention(q, key_cache, value_cache, rows, rule).flatten(1)
 
 
 def _decode_groups(
@@ -170,18 +141,11 @@ def _decode_groups(
 class _Heads:
     """One layer's caches and what its scores go through, for the length of one call."""
 
-    def __init__(
-        self,
-        key_cache: torch.Tensor,
-        value_cache: torch.Tensor,
-        scale: float,
-        window: int | None,
-        soft_cap: float | None,
-        sinks: torch.Tensor | None,
-    ) -> None:
+    def __init__(self, key_cache: torch.Tensor, value_cache: torch.Tensor, rule: Rule) -> None:
         self._key_cache, self._value_cache = key_cache, value_cache
         self._block_size, self._num_kv_heads = key_cache.shape[1], key_cache.shape[2]
-        self._scale, self._window, self._soft_cap, self._sinks = scale, window, soft_cap, sinks
+        self._scale, self._window, self._soft_cap = rule.scale, rule.window, rule.soft_cap
+        self._sinks = rule.exact_sinks
 
     def decode(
         self, q: torch.Tensor, tables: torch.Tensor, contexts: torch.Tensor, first_slots: list[int], num_slots: int

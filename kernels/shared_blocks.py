@@ -5,6 +5,8 @@ from functools import cached_property
 
 import torch
 
+from kernels.checks import check_tensor
+
 
 @dataclass(frozen=True)
 class SharedBlocks:
@@ -37,3 +39,10 @@ class SharedBlocks:
         num_rows = self.own_start.shape[0]
         numbers = torch.arange(num_rows + 1, dtype=torch.int32, device=self.rows.device)
         return places.int(), torch.searchsorted(ordered, numbers, out_int32=True)
+
+    def check(self, num_rows: int, device: torch.device) -> None:
+        """Raises KernelInputError where these are not of `num_rows` rows on `device`."""
+        num_segments = self.first.shape[0] if self.first.dim() else 0
+        shapes = {"first": (num_segments,), "end": (num_segments,), "row_start": (num_segments + 1,)}
+        for name, shape in {**shapes, "rows": (None,), "own_start": (num_rows,)}.items():
+            check_tensor(f"shared.{name}", getattr(self, name), shape, (torch.int32,), device)

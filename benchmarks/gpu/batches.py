@@ -6,7 +6,7 @@ from itertools import accumulate
 
 import torch
 
-from kernels import Backend
+from kernels import Backend, Rows, Rule, SharedBlocks
 
 GARBAGE_ENTRY = 1 << 30  # in tables, past a row's last block: no such block exists
 
@@ -27,7 +27,7 @@ class Heads:
 
 @dataclass(slots=True)
 class Batch:
-    """Arguments of `paged_attention`, see `kernels.reference`; `slots` are those of all positions of all rows."""
+    """Arguments of `paged_attention`, see `kernels.attention`; `slots` are those of all positions of all rows."""
 
     q: torch.Tensor
     key_cache: torch.Tensor
@@ -37,18 +37,13 @@ class Batch:
     context_lens: torch.Tensor
     slots: torch.Tensor
 
-    def attend(self, backend: Backend, *, scale: float | None = None, **options: object) -> torch.Tensor:
-        """`scale` as usual, 1 / sqrt(head size), if None."""
-        return backend.paged_attention(
-            self.q,
-            self.key_cache,
-            self.value_cache,
-            self.block_tables,
-            self.query_start,
-            self.context_lens,
-            scale=self.q.shape[2] ** -0.5 if scale is None else scale,
-            **options,
-        )
+    def rows(self, shared: SharedBlocks | None = None) -> Rows:
+        return Rows(self.block_tables, self.query_start, self.context_lens, shared)
+
+    def attend(self, backend: Backend, rule: Rule | None = None, shared: SharedBlocks | None = None) -> torch.Tensor:
+        """By the usual rule, a scale of 1 / sqrt(head size) and nothing besides, if None."""
+        usual = Rule(self.q.shape[2] ** -0.5)
+        return backend.paged_attention(self.q, self.key_cache, self.value_cache, self.rows(shared), rule or usual)
 
     @property
     def kv_bytes(self) -> int:

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
-from typing import Any
 
 import torch
 
@@ -14,7 +13,7 @@ from benchmarks.gpu.compare import Distance, distance, same_bits
 from benchmarks.gpu.kernel_cases import Case, grid
 from benchmarks.gpu.parallel import side_by_side
 from benchmarks.gpu.sections import Machine, Report
-from kernels import Backend
+from kernels import Backend, Rule
 
 MOST_ERRORS = 8  # told in full
 SPLIT_COUNTS = (1, 2, 3, 5, 8)
@@ -86,28 +85,28 @@ def check_case(case: Case, device_name: str) -> Checked:
         for name in ("key_cache", "value_cache")
         if not same_bits(getattr(clean, name), getattr(right, name))
     ]
-    options = _options(case, device)
-    expected = right.attend(REFERENCE, **options)
-    out = _attend_on_dirty_memory(clean, backend, options)
+    rule = _rule(case, device)
+    expected = right.attend(REFERENCE, rule)
+    out = _attend_on_dirty_memory(clean, backend, rule)
     found = distance(out, expected)
     if not found.within(case.dtype):
         errors.append(f"paged_attention is off by {found.relative:.3g} of a vector's length")
-    if not same_bits(out, _attend_on_dirty_memory(poisoned, backend, options)):
+    if not same_bits(out, _attend_on_dirty_memory(poisoned, backend, rule)):
         errors.append("NaN in unused slots changes the result")
     return Checked(found, tuple(errors))
 
 
-def _options(case: Case, device: torch.device) -> dict[str, Any]:
+def _rule(case: Case, device: torch.device) -> Rule:
     sinks = torch.linspace(-2, 3, case.heads.query, device=device) if case.sinks else None
     # Twice the usual scale: sharper weights, in which a lost key shows.
-    return {"scale": 2 * case.heads.dim**-0.5, "window": case.window, "soft_cap": case.soft_cap, "sinks": sinks}
+    return Rule(2 * case.heads.dim**-0.5, case.window, case.soft_cap, sinks)
 
 
-def _attend_on_dirty_memory(batch: Batch, backend: Backend, options: dict[str, Any]) -> torch.Tensor:
+def _attend_on_dirty_memory(batch: Batch, backend: Backend, rule: Rule) -> torch.Tensor:
     """The allocator hands out what was freed last: an output element that is not written shows as NaN."""
     shape = (*batch.q.shape[:2], batch.value_cache.shape[3])
     torch.full(shape, float("nan"), dtype=batch.q.dtype, device=batch.q.device)
-    return batch.attend(backend, **options)
+    return batch.attend(backend, rule)
 
 
 def copies_are_wrong(backend: Backend, device: torch.device) -> list[str]:
@@ -131,24 +130,20 @@ def splits_are_wrong(device: torch.device) -> list[str]:
         heads = Heads(4, 1, 64)
         batch = make_batch([(1, 200), (1, 3), (1, 0), (2, 65)], heads, block_size=16, dtype=dtype, device=device)
         for window, sinks in ((None, None), (70, torch.linspace(-1, 2, 4, device=device))):
-            expected = batch.attend(REFERENCE, window=window, sinks=sinks)
+            rule = Rule(heads.dim**-0.5, window, sinks=sinks)
+            expected = batch.attend(REFERENCE, rule)
             for splits in SPLIT_COUNTS:
-                out = _split(attention, batch, splits, window, sinks)
+                out = _split(attention, batch, splits, rule)
                 found = distance(out, expected)
                 if not found.within(dtype):
                     errors.append(f"{splits} parts of a context, {dtype}, window {window}: off by {found.relative:.3g}")
     return errors
 
 
-def _split(
-    attention: ModuleType, batch: Batch, splits: int, window: int | None, sinks: torch.Tensor | None
-) -> torch.Tensor:
+def _split(attention: ModuleType, batch: Batch, splits: int, rule: Rule) -> torch.Tensor:
     """The public function chooses the number of parts by itself; here it is given."""
     q, cache = batch.q, batch.key_cache
     group = q.shape[1] // cache.shape[2]
     dtype, dim = attention.dot_dtype(q, cache), q.shape[2]
     tile = attention.tile_for("decode", group, dim, dim, dtype, attention.check_device(q.device).shared_memory_bytes)
-    return attention.attend(
-        q, cache, batch.value_cache, batch.block_tables, batch.query_start, batch.context_lens,
-        scale=dim**-0.5, window=window, soft_cap=None, sinks=sinks, tile=tile, splits=splits,
-    )  # fmt: skip
+    return attention.attend(q, cache, batch.value_cache, batch.rows(), rule, tile, splits)

@@ -13,7 +13,7 @@ from benchmarks.gpu.batches import Batch, Heads, make_batch
 from benchmarks.gpu.compare import distance
 from benchmarks.gpu.sections import Machine, Report
 from benchmarks.gpu.timing import Work, num_copies, ratio, release_memory, take_turns, typical_us
-from kernels import Backend, SharedBlocks
+from kernels import Backend, Rule, SharedBlocks
 
 BLOCK_SIZE = 16
 ALL = {"window": 45, "soft_cap": 0.7, "sinks": True}
@@ -64,9 +64,9 @@ def worst_error(
     worst = 0.0
     for options in all_options:
         sinks = torch.linspace(-2, 3, heads.query, device=device) if options.get("sinks") else None
-        chosen = {"window": None, "soft_cap": None, **options, "sinks": sinks}
-        expected = batch.attend(REFERENCE, **chosen)
-        found = distance(batch.attend(backend, shared=shared, **chosen), expected)
+        rule = Rule(heads.dim**-0.5, **{**options, "sinks": sinks})
+        expected = batch.attend(REFERENCE, rule)
+        found = distance(batch.attend(backend, rule, shared), expected)
         if not found.within(dtype):
             raise ValueError(f"with {options or 'no options'} off by {found.relative:.3g} of a vector's length")
         worst = max(worst, found.relative)

@@ -13,6 +13,7 @@ from benchmarks.gpu.batches import Batch, Heads, make_batch
 from benchmarks.gpu.compare import distance
 from benchmarks.gpu.sections import Machine, Report
 from benchmarks.gpu.timing import Work, num_copies, ratio, release_memory, take_turns, typical_us
+from kernels import Rule
 
 BLOCK_SIZES = (16, 64, 256)
 
@@ -69,7 +70,5 @@ def without_table(batch: Batch) -> Callable[[], torch.Tensor]:
     """Attention over an ordered batch, whose first row begins with block 1, that reads no table."""
     from kernels.triton.attention import contiguous_attention  # only here: nothing may import triton before main
 
-    return partial(
-        contiguous_attention, batch.q, batch.key_cache[1:], batch.value_cache[1:], batch.block_tables,
-        batch.query_start, batch.context_lens, scale=batch.q.shape[2] ** -0.5,
-    )  # fmt: skip
+    caches, rule = (batch.key_cache[1:], batch.value_cache[1:]), Rule(batch.q.shape[2] ** -0.5)
+    return lambda: contiguous_attention(batch.q, *caches, batch.rows(), rule)

@@ -5,13 +5,13 @@ first argument. What the function needs besides is hung on the layer, so nothing
 has layers of its own.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from transformers import AttentionInterface
 
-from kernels import Backend, Projection, SharedBlocks
+from kernels import Backend, Projection, Rows, Rule
 
 ATTENTION_NAME = "paged_attention"
 _ATTRIBUTE = "paged_layer"
@@ -22,10 +22,7 @@ class StepTensors:
     """A step as the kernels take it, on the device; shapes as in `executor_svc.step.Step`."""
 
     slots: torch.Tensor  # int64
-    block_tables: torch.Tensor  # int32
-    query_start: torch.Tensor  # int32
-    context_lens: torch.Tensor  # int32
-    shared: SharedBlocks | None = None
+    rows: Rows
 
 
 class CurrentStep:
@@ -35,7 +32,7 @@ class CurrentStep:
         self.tensors: StepTensors | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class PagedLayer:
     """What hangs on an attention layer: its own caches, and what it shares with the other layers of the model."""
 
@@ -44,23 +41,20 @@ class PagedLayer:
     value_cache: torch.Tensor
     step: CurrentStep
     window: int | None  # as proved: what a model says of it beside its mask may be left out
+    _rule: Rule | None = field(default=None, init=False)
 
-    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: object) -> torch.Tensor:
+    def rule(self, scale: float, soft_cap: float | None, sinks: torch.Tensor | None) -> Rule:
+        """The layer's, of what its model hands over in each step; made anew only where that has changed."""
+        rule = self._rule
+        if rule is None or rule.sinks is not sinks or (rule.scale, rule.soft_cap) != (scale, soft_cap):
+            rule = self._rule = Rule(scale, self.window, soft_cap, sinks)
+        return rule
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: Rule) -> torch.Tensor:
         """q, k, v: `[num_tokens, heads, dim]`. Returns `[num_tokens, heads, value dim]`."""
-        step = self.step.tensors
-        if step is None:
-            raise RuntimeError("the model was called outside of a step of its runner")
+        step = self._current()
         self.backend.write_kv(k, v, self.key_cache, self.value_cache, step.slots)
-        return self.backend.paged_attention(
-            q,
-            self.key_cache,
-            self.value_cache,
-            step.block_tables,
-            step.query_start,
-            step.context_lens,
-            shared=step.shared,
-            **options,
-        )
+        return self.backend.paged_attention(q, self.key_cache, self.value_cache, step.rows, rule)
 
     def attend_projected(
         self,
@@ -68,31 +62,21 @@ class PagedLayer:
         projection: Projection,
         cos: torch.Tensor | None,
         sin: torch.Tensor | None,
-        **options: object,
+        rule: Rule,
     ) -> torch.Tensor:
         """The same of heads that are still to be normed and rotated, as `projection` says: qkv `[num_tokens, all heads
         of queries, keys and values · dim]`, cos and sin `[num_tokens, rotated numbers]`. Returns
         `[num_tokens, heads · dim]`."""
-        step, attend_projected = self.step.tensors, self.backend.attend_projected
-        if step is None:
-            raise RuntimeError("the model was called outside of a step of its runner")
+        step, attend_projected = self._current(), self.backend.attend_projected
         if attend_projected is None:
             raise RuntimeError(f"the {self.backend.name} kernels attend to heads alone")
-        return attend_projected(
-            qkv,
-            projection,
-            cos,
-            sin,
-            step.slots,
-            self.key_cache,
-            self.value_cache,
-            step.block_tables,
-            step.query_start,
-            step.context_lens,
-            window=self.window,
-            shared=step.shared,
-            **options,
-        )
+        caches = self.key_cache, self.value_cache
+        return attend_projected(qkv, projection, cos, sin, step.slots, *caches, step.rows, rule)
+
+    def _current(self) -> StepTensors:
+        if self.step.tensors is None:
+            raise RuntimeError("the model was called outside of a step of its runner")
+        return self.step.tensors
 
 
 def attach(module: torch.nn.Module, layer: PagedLayer) -> None:
@@ -143,10 +127,7 @@ def attend_with(
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),
-        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        window=layer.window,
-        soft_cap=softcap,
-        sinks=s_aux,
+        layer.rule(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, s_aux),
     )
     return attended.unsqueeze(0)
 

@@ -24,7 +24,7 @@ from executor_svc.model import attention, looking
 from executor_svc.model.looking import Heads
 from executor_svc.model.proof import ProvenLayer, hidden_as_zero
 from executor_svc.model.refusal import ModelRefused
-from kernels import Backend
+from kernels import Backend, Rows
 
 OWN_NAME, PACKED_NAME = "paged_attention_own", "paged_attention_packed"
 BLOCK_SIZE = 16
@@ -154,10 +154,12 @@ class _Packed:
         lie = [_FIRST if part.first and not i else _INSIDE for part in parts for i in range(part.count)]
         self._lie = torch.tensor([_ALONE] if len(lie) == 1 else lie, device=device)
         self._current.tensors = attention.StepTensors(
-            slots=torch.cat(slots),
-            block_tables=tables,
-            query_start=torch.tensor(starts, dtype=torch.int32, device=device),
-            context_lens=torch.tensor(contexts, dtype=torch.int32, device=device),
+            torch.cat(slots),
+            Rows(
+                block_tables=tables,
+                query_start=torch.tensor(starts, dtype=torch.int32, device=device),
+                context_lens=torch.tensor(contexts, dtype=torch.int32, device=device),
+            ),
         )
 
     def __call__(self, module: torch.nn.Module, heads: Heads, mask: object, arguments: dict[str, Any]) -> torch.Tensor:

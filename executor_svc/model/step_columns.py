@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from executor_svc.model.attention import StepTensors
 from executor_svc.model.staging import Column
 from executor_svc.step import Step
-from kernels import SharedBlocks
+from kernels import Rows, SharedBlocks
 
 SHARED = ("first", "end", "row_start", "rows", "own_start")
 
@@ -64,10 +64,5 @@ def step_tensors(columns: Mapping[str, torch.Tensor]) -> StepTensors:
     shared = None
     if "shared_first" in columns:
         shared = SharedBlocks(**{name: columns[f"shared_{name}"] for name in SHARED})
-    return StepTensors(
-        slots=columns["slots"],
-        block_tables=columns["block_tables"],
-        query_start=columns["query_start"],
-        context_lens=columns["context_lens"],
-        shared=shared,
-    )
+    rows = Rows(columns["block_tables"], columns["query_start"], columns["context_lens"], shared)
+    return StepTensors(columns["slots"], rows)

@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 
 from kernels import reference
-from kernels.checks import FLOAT_DTYPES, KernelInputError, check_batch, check_copies, check_tensor
+from kernels.attention import Rows, Rule, check_call
+from kernels.checks import FLOAT_DTYPES, KernelInputError, check_copies, check_tensor
 from kernels.cpu import caches
 from kernels.cpu.compiling import CACHE, Told, silent
 from kernels.cpu.library import ops
@@ -69,19 +70,7 @@ class NativeKernels:
         self._ops.copy_blocks(list(tensors), source.long().contiguous(), destination.long().contiguous())
 
     def paged_attention(
-        self,
-        q: torch.Tensor,
-        key_cache: torch.Tensor,
-        value_cache: torch.Tensor,
-        block_tables: torch.Tensor,
-        query_start: torch.Tensor,
-        context_lens: torch.Tensor,
-        *,
-        scale: float,
-        window: int | None = None,
-        soft_cap: float | None = None,
-        sinks: torch.Tensor | None = None,
-        shared: SharedBlocks | None = None,
+        self, q: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, rows: Rows, rule: Rule
     ) -> torch.Tensor:
         """As `kernels.reference.paged_attention`.
 
@@ -89,35 +78,20 @@ class NativeKernels:
         has an instruction for that; those with an int8 cache are of integers where it has one, for which queries and
         weights are rounded to 16 bits; all others, and all sums, are of fp32.
         """
-        batch = block_tables, query_start, context_lens
         if not caches.is_native(key_cache):
-            return reference.paged_attention(
-                q,
-                key_cache,
-                value_cache,
-                *batch,
-                scale=scale,
-                window=window,
-                soft_cap=soft_cap,
-                sinks=sinks,
-                shared=shared,
-            )
+            return reference.paged_attention(q, key_cache, value_cache, rows, rule)
         caches.check_caches(key_cache, value_cache)
         check_tensor("q", q, (None, None, None), FLOAT_DTYPES, key_cache.device)
         caches.check_key_dim("q", q.shape[2], key_cache)
-        check_batch(q, key_cache.shape[1], *batch, window, soft_cap, sinks, shared)
+        check_call(q, key_cache.shape[1], rows, rule)
         attended: torch.Tensor = self._ops.paged_attention(
             _dense(q),
             key_cache,
             value_cache,
-            _dense(block_tables),
-            query_start.contiguous(),
-            context_lens.contiguous(),
-            scale,
-            window or 0,
-            soft_cap or 0.0,
-            None if sinks is None else sinks.float().contiguous(),
-            _segments(shared),
+            self._plan(q.shape[0], q.shape[1], key_cache, rows, rule),
+            rule.scale,
+            rule.soft_cap or 0.0,
+            rule.exact_sinks,
         )
         return attended
 
@@ -130,23 +104,12 @@ class NativeKernels:
         slots: torch.Tensor,
         key_cache: torch.Tensor,
         value_cache: torch.Tensor,
-        block_tables: torch.Tensor,
-        query_start: torch.Tensor,
-        context_lens: torch.Tensor,
-        *,
-        scale: float,
-        window: int | None = None,
-        soft_cap: float | None = None,
-        sinks: torch.Tensor | None = None,
-        shared: SharedBlocks | None = None,
+        rows: Rows,
+        rule: Rule,
     ) -> torch.Tensor:
         """As `kernels.reference.attend_projected`, with the arithmetic of `paged_attention`."""
-        batch = block_tables, query_start, context_lens
         if not caches.is_native(key_cache):
-            return reference.attend_projected(
-                qkv, projection, cos, sin, slots, key_cache, value_cache, *batch,
-                scale=scale, window=window, soft_cap=soft_cap, sinks=sinks, shared=shared,
-            )  # fmt: skip
+            return reference.attend_projected(qkv, projection, cos, sin, slots, key_cache, value_cache, rows, rule)
         projection.check(qkv, cos, sin)
         caches.check_caches(key_cache, value_cache)
         caches.check_key_dim("qkv", projection.head_dim, key_cache)
@@ -158,11 +121,11 @@ class NativeKernels:
             )
         check_tensor("slots", slots, (len(qkv),), (torch.int64,), key_cache.device)
         heads = _dense(qkv).unflatten(1, (-1, projection.head_dim))
-        check_batch(heads[:, : projection.num_heads], num_kv_heads, *batch, window, soft_cap, sinks, shared)
+        check_call(heads[:, : projection.num_heads], num_kv_heads, rows, rule)
         attended: torch.Tensor = self._ops.attend_projected(
             heads,
-            projection.norm_weight(projection.query_norm),
-            projection.norm_weight(projection.key_norm),
+            projection.query_norm,
+            projection.key_norm,
             projection.norm_eps,
             None if cos is None else cos.float().contiguous(),
             None if sin is None else sin.float().contiguous(),
@@ -170,16 +133,25 @@ class NativeKernels:
             slots.contiguous(),
             key_cache,
             value_cache,
-            _dense(block_tables),
-            query_start.contiguous(),
-            context_lens.contiguous(),
-            scale,
-            window or 0,
-            soft_cap or 0.0,
-            None if sinks is None else sinks.float().contiguous(),
-            _segments(shared),
+            self._plan(len(qkv), projection.num_heads, key_cache, rows, rule),
+            rule.scale,
+            rule.soft_cap or 0.0,
+            rule.exact_sinks,
         )
         return attended
+
+    def _plan(self, num_tokens: int, num_heads: int, key_cache: torch.Tensor, rows: Rows, rule: Rule) -> torch.Tensor:
+        """How the work is cut up: alike in all layers with as many heads and the same window, so made for the first."""
+        _, num_kv_heads, _, block_size, _ = key_cache.shape
+        sizes = num_tokens, num_heads, num_kv_heads, block_size, rule.window or 0
+
+        def make() -> torch.Tensor:
+            tables = _dense(rows.block_tables)
+            batch = tables, tables.stride(0), rows.query_start.contiguous(), rows.context_lens.contiguous()
+            plan: torch.Tensor = self._ops.plan_attention(*batch, _segments(rows.shared), *sizes)
+            return plan
+
+        return rows.once((self._ops, *sizes), make)
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
@@ -190,4 +162,5 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
 def _segments(shared: SharedBlocks | None) -> list[torch.Tensor]:
     if shared is None or len(shared.first) == 0:
         return []
-    return [shared.first, shared.end, shared.row_start, shared.rows, shared.own_start]
+    columns = shared.first, shared.end, shared.row_start, shared.rows, shared.own_start
+    return [column.contiguous() for column in columns]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import triton.language as tl
 
+from kernels.attention import Rows, Rule
 from kernels.triton.attention_kernel import attention_kernel
 from kernels.triton.tiles import Tile, power_of_two
 
@@ -38,15 +39,10 @@ def launch_attention(
     q: torch.Tensor,
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
-    block_tables: torch.Tensor,
-    query_start: torch.Tensor,
-    context_lens: torch.Tensor,
-    *,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None,
-    sinks: torch.Tensor | None,
+    rows: Rows,
+    rule: Rule,
     tile: Tile,
+    *,
     into: torch.Tensor | Parts,
     has_table: bool = True,
     own_start: torch.Tensor | None = None,
@@ -56,20 +52,19 @@ def launch_attention(
     `own_start` int32 `[num_rows]`: rows leave out what is before that block of theirs.
     """
     num_tokens, num_heads, _ = q.shape
-    num_rows, table_width = block_tables.shape
+    num_rows, table_width = rows.block_tables.shape
     constants = attention_constants(num_heads, key_cache.shape, value_cache.shape[3], dot_dtype(q, key_cache), tile)
-    splits, values, tops, totals = 1, into, None, None
+    splits, values, tops, totals, sinks = 1, into, None, None, rule.sinks
     if isinstance(into, Parts):
-        splits, values, tops, totals = into.tops.shape[2], into.values, into.tops, into.totals
-    score_scale, score_cap = score_factors(scale, soft_cap)
-    tables, table_stride = (block_tables, block_tables.stride(0)) if has_table else (None, table_width)
+        splits, values, tops, totals, sinks = into.tops.shape[2], into.values, into.tops, into.totals, None
+    tables, table_stride = (rows.block_tables, rows.block_tables.stride(0)) if has_table else (None, table_width)
     attention_kernel[num_tiles(tile, num_tokens, num_rows), num_head_tiles(key_cache, tile, constants), splits](
-        q, key_cache, value_cache, tables, query_start, context_lens, own_start, sinks, values, tops, totals,
-        score_scale, score_cap, window or 0, table_width * key_cache.shape[1],
+        q, key_cache, value_cache, tables, rows.query_start, rows.context_lens, own_start, sinks, values, tops, totals,
+        *score_factors(rule.scale, rule.soft_cap), rule.window or 0, table_width * key_cache.shape[1],
         num_tokens, num_rows, splits,
         *q.stride()[:2], *key_cache.stride()[:3], *value_cache.stride()[:3], table_stride,
-        HAS_TABLE=has_table, HAS_WINDOW=window is not None, HAS_CAP=soft_cap is not None, HAS_SINKS=sinks is not None,
-        HAS_SHARED=own_start is not None, SPLIT=tops is not None,
+        HAS_TABLE=has_table, HAS_WINDOW=rule.window is not None, HAS_CAP=rule.soft_cap is not None,
+        HAS_SINKS=sinks is not None, HAS_SHARED=own_start is not None, SPLIT=tops is not None,
         **constants, num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=True, maxnreg=tile.registers,
     )  # fmt: skip
 

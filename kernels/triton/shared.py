@@ -3,6 +3,7 @@ each row has besides, and the results are merged."""
 
 import torch
 
+from kernels.attention import Rows, Rule
 from kernels.shared_blocks import SharedBlocks
 from kernels.triton.device import Device
 from kernels.triton.launches import (
@@ -22,12 +23,10 @@ def shared_tile_and_splits(
     q: torch.Tensor,
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
-    block_tables: torch.Tensor,
+    rows: Rows,
+    rule: Rule,
     shared: SharedBlocks,
     device: Device,
-    *,
-    window: int | None,
-    soft_cap: float | None,
 ) -> tuple[Tile, int]:
     """What the segments are best computed with: as rows with as many queries as they have members."""
     block_size, num_kv_heads = key_cache.shape[1:3]
@@ -36,9 +35,11 @@ def shared_tile_and_splits(
     if max(head_dim, value_dim) > 256:
         memory = min(memory, ROOMY_BYTES - 1)  # of tiles with more rows the registers would spill
     kind, dot = kind_of(num_members, num_segments, group), dot_dtype(q, key_cache)
-    tile = tile_for(kind, group, head_dim, value_dim, dot, memory, capped=soft_cap is not None)
+    tile = tile_for(kind, group, head_dim, value_dim, dot, memory, capped=rule.soft_cap is not None)
     likely_tiles = max(num_segments, -(-num_members // tile.queries))
-    longest = block_tables.shape[1] * block_size if window is None else min(block_tables.shape[1] * block_size, window)
+    longest = rows.block_tables.shape[1] * block_size
+    if rule.window is not None:
+        longest = min(longest, rule.window)
     return tile, num_splits(likely_tiles * num_kv_heads * -(-group // tile.heads), longest, device.num_processors)
 
 
@@ -46,15 +47,10 @@ def attend_shared(
     q: torch.Tensor,
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
-    block_tables: torch.Tensor,
-    query_start: torch.Tensor,
-    context_lens: torch.Tensor,
-    *,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None,
-    sinks: torch.Tensor | None,
+    rows: Rows,
+    rule: Rule,
     shared: SharedBlocks,
+    *,
     own: tuple[Tile, int],
     common: tuple[Tile, int],
 ) -> torch.Tensor:
@@ -66,28 +62,23 @@ def attend_shared(
     if out.numel() == 0:
         return out
     own_parts = Parts.of(q, num_tokens, own[1], value_dim)
-    launch_attention(
-        q, key_cache, value_cache, block_tables, query_start, context_lens,
-        scale=scale, window=window, soft_cap=soft_cap, sinks=None, tile=own[0], into=own_parts,
-        own_start=shared.own_start,
-    )  # fmt: skip
+    launch_attention(q, key_cache, value_cache, rows, rule, own[0], into=own_parts, own_start=shared.own_start)
     tile, splits = common
     parts = Parts.of(q, len(shared.rows), splits, value_dim)
     constants = attention_constants(num_heads, key_cache.shape, value_dim, dot_dtype(q, key_cache), tile)
-    score_scale, score_cap = score_factors(scale, soft_cap)
     grid = num_tiles(tile, len(shared.rows), len(shared.first)), num_head_tiles(key_cache, tile, constants), splits
     shared_kernel[grid](
-        q, key_cache, value_cache, block_tables, query_start, context_lens,
+        q, key_cache, value_cache, rows.block_tables, rows.query_start, rows.context_lens,
         shared.first, shared.end, shared.row_start, shared.rows, parts.values, parts.tops, parts.totals,
-        score_scale, score_cap, window or 0, len(shared.first), splits,
-        *q.stride()[:2], *key_cache.stride()[:3], *value_cache.stride()[:3], block_tables.stride(0),
-        HAS_WINDOW=window is not None, HAS_CAP=soft_cap is not None,
+        *score_factors(rule.scale, rule.soft_cap), rule.window or 0, len(shared.first), splits,
+        *q.stride()[:2], *key_cache.stride()[:3], *value_cache.stride()[:3], rows.block_tables.stride(0),
+        HAS_WINDOW=rule.window is not None, HAS_CAP=rule.soft_cap is not None,
         **constants, num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=True, maxnreg=tile.registers,
     )  # fmt: skip
     merge_shared_kernel[num_tokens, num_heads](
-        query_start, own_parts.values, own_parts.tops, own_parts.totals, parts.values, parts.tops, parts.totals,
-        *shared.by_row, sinks, out, len(context_lens), own[1], splits,
-        HAS_SINKS=sinks is not None, VALUE_DIM=value_dim, BLOCK_V=power_of_two(value_dim),
+        rows.query_start, own_parts.values, own_parts.tops, own_parts.totals, parts.values, parts.tops, parts.totals,
+        *shared.by_row, rule.sinks, out, len(rows), own[1], splits,
+        HAS_SINKS=rule.sinks is not None, VALUE_DIM=value_dim, BLOCK_V=power_of_two(value_dim),
         num_warps=4, enable_fp_fusion=True, maxnreg=MAX_REGISTERS,
     )  # fmt: skip
     return out

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -89,27 +90,28 @@ def test_without_a_gpu_it_says_what_is_missing(monkeypatch, capsys):
     assert "there is no GPU to check: torch" in capsys.readouterr().err
 
 
-def hides_the_last_token(*arguments, **options):
-    *arguments, contexts = arguments
-    return REFERENCE.paged_attention(*arguments, (contexts - 1).clamp_min(0), **options)
+def hides_the_last_token(q, key_cache, value_cache, rows, rule):
+    fewer = replace(rows, context_lens=(rows.context_lens - 1).clamp_min(0))
+    return REFERENCE.paged_attention(q, key_cache, value_cache, fewer, rule)
 
 
-def ignores_the_window(*arguments, window, **options):
-    return REFERENCE.paged_attention(*arguments, window=None, **options)
+def ignores_the_window(*arguments):
+    *others, rule = arguments
+    return REFERENCE.paged_attention(*others, replace(rule, window=None))
 
 
-def ignores_the_sinks(*arguments, sinks, **options):
-    return REFERENCE.paged_attention(*arguments, sinks=None, **options)
+def ignores_the_sinks(*arguments):
+    *others, rule = arguments
+    return REFERENCE.paged_attention(*others, replace(rule, sinks=None))
 
 
-def multiplies_what_is_in_unused_slots(q, key_cache, value_cache, *arguments, **options):
-    out = REFERENCE.paged_attention(q, key_cache, value_cache, *arguments, **options)
-    return out + 0 * value_cache.sum()
+def multiplies_what_is_in_unused_slots(q, key_cache, value_cache, *others):
+    return REFERENCE.paged_attention(q, key_cache, value_cache, *others) + 0 * value_cache.sum()
 
 
-def leaves_an_output_unwritten(q, *arguments, **options):
+def leaves_an_output_unwritten(q, *others):
     out = torch.empty_like(q)
-    out[:-1] = REFERENCE.paged_attention(q, *arguments, **options)[:-1]
+    out[:-1] = REFERENCE.paged_attention(q, *others)[:-1]
     return out
 
 
@@ -192,14 +194,14 @@ def test_a_variant_without_a_table_that_has_other_results_is_not_timed(monkeypat
         tables.with_and_without(Heads(4, 2, 16), [(1, 20)] * 2, 16, CPU)
 
 
-def loses_what_rows_share(*arguments, shared=None, **options):
+def loses_what_rows_share(q, key_cache, value_cache, rows, rule):
     """The rows' own blocks alone."""
-    tensors = list(arguments)
-    if shared is not None:
-        tensors[3], tensors[5] = tensors[3].clone(), tensors[5] - 16 * shared.own_start
-        for row, start in enumerate(shared.own_start.tolist()):
-            tensors[3][row, : tensors[3].shape[1] - start] = arguments[3][row, start:]
-    return REFERENCE.paged_attention(*tensors, **options)
+    if rows.shared is not None:
+        own_start, tables = rows.shared.own_start, rows.block_tables.clone()
+        for row, start in enumerate(own_start.tolist()):
+            tables[row, : tables.shape[1] - start] = rows.block_tables[row, start:]
+        rows = replace(rows, block_tables=tables, context_lens=rows.context_lens - 16 * own_start)
+    return REFERENCE.paged_attention(q, key_cache, value_cache, rows, rule)
 
 
 def test_shared_blocks_that_are_lost_are_found():

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from kernels import REFERENCE, Backend, native_backend
+from kernels import REFERENCE, Backend, Rows, Rule, native_backend
 from kernels import triton as triton_kernels
 from kernels.cpu import supported
 from kernels.cpu.levels import emulated
@@ -107,13 +107,15 @@ class Pool:
         self.contexts = torch.tensor([context for _, context in rows], dtype=torch.int32)
 
     @property
-    def tensors(self):
-        return self.q, self.key_cache, self.value_cache, self.tables, self.query_start, self.contexts
+    def caches(self):
+        return self.key_cache, self.value_cache
 
-    def attention(self, *, scale=0.25, window=None, soft_cap=None, sinks=None, shared=None):
-        return self.backend.paged_attention(
-            *self.tensors, scale=scale, window=window, soft_cap=soft_cap, sinks=sinks, shared=shared
-        )
+    def paged_rows(self, shared=None):
+        """The rows as they are now; to a kernel, those of one step."""
+        return Rows(self.tables, self.query_start, self.contexts, shared)
+
+    def attention(self, *, shared=None, scale=0.25, **options):
+        return self.backend.paged_attention(self.q, *self.caches, self.paged_rows(shared), Rule(scale, **options))
 
     def expected(self, *, scale=0.25, window=None, soft_cap=None, sinks=None):
         if not self.rows:

@@ -111,6 +111,13 @@ def test_options_out_of_range_are_refused_by_name(backend, options):
         Pool(MIXED, backend=backend).attention(**options)
 
 
+def test_what_is_made_of_rows_is_made_once_for_each_key():
+    rows, made = Pool(MIXED).paged_rows(), []
+    for key in ("a", "b", "a"):
+        assert rows.once(key, lambda key=key: made.append(key)) is None
+    assert made == ["a", "b"]
+
+
 def test_bfloat16_is_refused_by_triton_in_its_interpreter():
     """C9.5: the interpreter computes it wrongly, which a test would take for a fault of the kernel, or miss one."""
     pool = Pool(MIXED, dtype=torch.bfloat16)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels import KernelInputError
+from kernels import KernelInputError, Rows, Rule
 from kernels.triton.attention_kernel import attention_kernel
 from kernels.triton.launches import attention_constants, num_tiles, score_factors
 from kernels.triton.tiles import tile_for
@@ -97,6 +97,11 @@ def sparse(shape, strides, dtype=torch.float16):
     return torch.empty(0, dtype=dtype).set_(storage, 0, shape, strides)
 
 
+def one_row(block, context):
+    """One query, whose context lies in one block."""
+    return Rows(*(torch.tensor(numbers, dtype=torch.int32) for numbers in ([[block]], [0, 1], [context])))
+
+
 @pytest.mark.parametrize(("block", "block_stride"), [(9000, 276480), (5, 1 << 31), (3, 1 << 30)])
 def test_blocks_far_apart_are_written_and_read(plain_backend, block, block_stride):
     """Block 9000 of 276,480 elements starts at element 2,488,320,000, byte 4,976,640,000."""
@@ -106,10 +111,8 @@ def test_blocks_far_apart_are_written_and_read(plain_backend, block, block_strid
     first = block * block_stride
     flat = key_cache.as_strided((16,), (1,), first)
     assert torch.equal(flat, k.flatten())
-    out = plain_backend.paged_attention(
-        torch.ones(1, 1, 8).half(), key_cache, value_cache, torch.tensor([[block]], dtype=torch.int32),
-        torch.tensor([0, 1], dtype=torch.int32), torch.tensor([2], dtype=torch.int32), scale=0.0,
-    )  # fmt: skip
+    rows = one_row(block, context=2)
+    out = plain_backend.paged_attention(torch.ones(1, 1, 8).half(), key_cache, value_cache, rows, Rule(0.0))
     torch.testing.assert_close(out[0], v.float().mean(0).half(), atol=2e-3, rtol=2e-3)
 
 
@@ -121,10 +124,8 @@ def test_slot_numbers_beyond_31_bits_are_written_and_read(plain_backend):
     assert slots[0] > 2**31
     plain_backend.write_kv(values, values, *caches, slots)
     assert torch.equal(caches[0][block].flatten(), values.flatten())
-    out = plain_backend.paged_attention(
-        torch.ones(1, 1, 1).half(), *caches, torch.tensor([[block]], dtype=torch.int32),
-        torch.tensor([0, 1], dtype=torch.int32), torch.tensor([16], dtype=torch.int32), scale=0.0,
-    )  # fmt: skip
+    rows = one_row(block, context=16)
+    out = plain_backend.paged_attention(torch.ones(1, 1, 1).half(), *caches, rows, Rule(0.0))
     assert out.item() == 8.5
 
 
@@ -154,7 +155,8 @@ def test_results_far_behind_the_first_are_stored_in_their_places():
     tile, num_parts = tile_for("mixed", 1, 16, 16, torch.float16, 1 << 17), 1 << 27
     out = sparse((3, 16), (num_parts * 16, 1))
     attention_kernel[(num_tiles(tile, 3, 2), 1, 1)](
-        *pool.tensors, None, None, out, None, None, *score_factors(0.25, None), 0, 12, 3, 2, num_parts,
+        pool.q, *pool.caches, pool.tables, pool.query_start, pool.contexts, None, None, out, None, None,
+        *score_factors(0.25, None), 0, 12, 3, 2, num_parts,
         *pool.q.stride()[:2], *pool.key_cache.stride()[:3], *pool.value_cache.stride()[:3], pool.tables.stride(0),
         HAS_TABLE=True, HAS_WINDOW=False, HAS_CAP=False, HAS_SINKS=False, HAS_SHARED=False, SPLIT=False,
         **attention_constants(1, pool.key_cache.shape, 16, torch.float16, tile),

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from kernels import KernelInputError
+from kernels import KernelInputError, Rule
 from kernels.cpu.library import ops
-from tests.kernels.pool import NATIVE, TOLERANCES, Pool, assert_right
+from tests.kernels.pool import MIXED, NATIVE, TOLERANCES, Pool, assert_right
 
 pytestmark = pytest.mark.skipif(not NATIVE, reason="there are no kernels for this CPU")
 
@@ -74,17 +74,55 @@ def test_without_a_table_the_results_are_those_of_a_table_that_counts_up(native)
     pool = Pool([(1, 32)] * 3, backend=native)
     num_rows, width = pool.tables.shape
     pool.tables.copy_(torch.arange(num_rows * width).view(num_rows, width))
-    q, keys, values, _, *batch = pool.tensors
-    out = ops(native.level).contiguous_attention(q, keys, values, width, *batch, 0.25)
+    kernels, sizes = ops(native.level), (num_rows, 4, 2, 16, 0)
+    plan = kernels.plan_attention(None, width, pool.query_start, pool.contexts, [], *sizes)
+    out = kernels.paged_attention(pool.q, *pool.caches, plan, 0.25, 0.0, None)
     assert torch.equal(out, pool.attention())
+
+
+def test_layers_of_other_heads_and_windows_have_plans_of_their_own_over_the_rows_of_a_step(native):
+    """What the first layer's call keeps with the rows serves those that are alike, and no others."""
+    sizes = [(4, 2, 16), (2, 2, 16), (4, 1, 16), (4, 2, 32)]
+    pools = [
+        Pool(MIXED, backend=native, heads=heads, kv_heads=kv_heads, block_size=block_size, poison=torch.nan)
+        for heads, kv_heads, block_size in sizes
+    ]
+    rows = pools[0].paged_rows()
+    for window in (None, 5, None, 5, 30):
+        for pool in pools:
+            shared_rows = rows if torch.equal(pool.tables, rows.block_tables) else pool.paged_rows()
+            out = native.paged_attention(pool.q, *pool.caches, shared_rows, Rule(0.25, window))
+            torch.testing.assert_close(out, pool.expected(window=window), atol=1e-5, rtol=1e-5)
+
+
+def test_a_plan_for_other_sizes_is_refused(native):
+    pool, kernels = Pool([(1, 20), (3, 9)], backend=native), ops(native.level)
+    batch = pool.tables, pool.tables.stride(0), pool.query_start, pool.contexts, []
+    for sizes in ((3, 4, 2, 16, 0), (4, 2, 2, 16, 0), (4, 8, 4, 16, 0), (4, 4, 2, 32, 0)):
+        plan = kernels.plan_attention(*batch, *sizes)
+        with pytest.raises(RuntimeError, match="plan: is one for other sizes"):
+            kernels.paged_attention(pool.q, *pool.caches, plan, 0.25, 0.0, None)
+    with pytest.raises(RuntimeError, match="plan: is none"):
+        kernels.paged_attention(pool.q, *pool.caches, torch.zeros(8), 0.25, 0.0, None)
+
+
+def test_a_plan_outlives_the_tables_it_was_made_of(native):
+    pool, kernels = Pool([(1, 40), (1, 33)], backend=native), ops(native.level)
+    expected = pool.attention()
+    tables = pool.tables.clone()
+    plan = kernels.plan_attention(tables, tables.stride(0), pool.query_start, pool.contexts, [], 2, 4, 2, 16, 0)
+    del tables
+    others = [torch.full_like(pool.tables, 2**31 - 1) for _ in range(100)]
+    assert torch.equal(kernels.paged_attention(pool.q, *pool.caches, plan, 0.25, 0.0, None), expected)
+    del others
 
 
 def test_caches_that_are_not_as_they_were_allocated_are_refused(native):
     pool = Pool([(1, 20)], backend=native)
     with pytest.raises(KernelInputError, match=r"^key_cache: .*no cache of these kernels"):
-        native.paged_attention(pool.q, pool.key_cache.bfloat16(), *pool.tensors[2:], scale=1.0)
+        native.paged_attention(pool.q, pool.key_cache.bfloat16(), pool.value_cache, pool.paged_rows(), Rule(1.0))
     with pytest.raises(KernelInputError, match=r"^q: heads of 15 do not fit"):
-        native.paged_attention(pool.q[..., :15], *pool.tensors[1:], scale=1.0)
+        native.paged_attention(pool.q[..., :15], *pool.caches, pool.paged_rows(), Rule(1.0))
 
 
 def test_other_types_and_sizes_of_blocks_are_the_references(native):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels import REFERENCE, KernelInputError, native_backend
+from kernels import REFERENCE, KernelInputError, Rule, native_backend
 from kernels.cpu import supported
 from tests.kernels.pool import MIXED, TOLERANCES, TRITON, Pool, assert_right
 from tests.kernels.sharing import share, shared_blocks
@@ -77,9 +77,7 @@ def test_projected_tokens_are_written_and_seen(native, rows):
 
 
 def project(pool):
-    qkv, projection, cos, sin, slots = layer(pool)
-    _, keys, values, *batch = pool.tensors
-    return pool.backend.attend_projected(qkv, projection, cos, sin, slots, keys, values, *batch, scale=0.25)
+    return pool.backend.attend_projected(*layer(pool), *pool.caches, pool.paged_rows(), Rule(0.25))
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e30])

@@ -3,18 +3,19 @@
 import pytest
 import torch
 
-from kernels import REFERENCE, KernelInputError, Projection
+from kernels import REFERENCE, KernelInputError, Projection, Rule
 from tests.kernels.pool import MIXED, NATIVE, TOLERANCES, Pool
 
 DTYPES = [torch.float32, torch.bfloat16]
 
 
-def layer(pool, *, kv_heads=2, norm=True, plus_one=False, rotary="half", rotated=None):
-    """A projection, its output for the pool's queries, cos and sin, and the slots of the rows' last tokens."""
+def layer(pool, *, kv_heads=2, norm=True, rotary="half", rotated=None):
+    """The output of a projection for the pool's queries, the projection, cos and sin, and the slots of the rows' last
+    tokens."""
     generator = torch.Generator().manual_seed(5)
     heads, dim, dtype = pool.q.shape[1], pool.q.shape[2], pool.q.dtype
-    weights = [torch.rand(dim, generator=generator).to(dtype) + 0.5 for _ in range(2)] if norm else [None, None]
-    projection = Projection(heads, kv_heads, dim, *weights, norm_plus_one=plus_one, rotary=rotary)
+    weights = [torch.rand(dim, generator=generator) + 0.5 for _ in range(2)] if norm else [None, None]
+    projection = Projection(heads, kv_heads, dim, *weights, rotary=rotary)
     qkv = torch.randn(len(pool.q), projection.width, generator=generator).to(dtype)
     angles = torch.rand(len(qkv), dim if rotated is None else rotated, generator=generator) * 6
     cos, sin = (None, None) if rotated == 0 else (angles.cos(), angles.sin())
@@ -31,16 +32,14 @@ def layer(pool, *, kv_heads=2, norm=True, plus_one=False, rotary="half", rotated
     return qkv, projection, cos, sin, torch.tensor(slots)
 
 
-def both(native, rows=MIXED, *, dtype=torch.float32, options=None, shared=None, **kinds):
+def both(native, rows=MIXED, *, dtype=torch.float32, options=None, **kinds):
     """The results of the kernel and of the reference, and what the caches' rows then give by attention alone."""
     sizes = {name: kinds.pop(name) for name in ("heads", "dim") if name in kinds}
     results = []
     for backend in (native, REFERENCE):
         pool = Pool(rows, backend=backend, dtype=dtype, block_size=16, **sizes)
-        qkv, projection, cos, sin, slots = layer(pool, **kinds)
-        _, keys, values, *batch = pool.tensors
-        options = {"scale": 0.25} | (options or {})
-        out = backend.attend_projected(qkv, projection, cos, sin, slots, keys, values, *batch, **options)
+        rule = Rule(0.25, **(options or {}))
+        out = backend.attend_projected(*layer(pool, **kinds), *pool.caches, pool.paged_rows(), rule)
         again = pool.attention()
         results.append((out, again))
     return results
@@ -53,7 +52,6 @@ def both(native, rows=MIXED, *, dtype=torch.float32, options=None, shared=None, 
     [
         {},
         {"norm": False},
-        {"plus_one": True},
         {"rotary": "interleaved"},
         {"rotated": 0},
         {"rotated": 6},
@@ -92,18 +90,23 @@ def test_a_long_context_in_parts_sees_the_token_that_is_written(native, monkeypa
 def test_wrong_arguments_are_refused_by_name(native):
     pool = Pool(MIXED, backend=native, block_size=16)
     qkv, projection, cos, sin, slots = layer(pool)
-    _, keys, values, *batch = pool.tensors
 
     def call(qkv=qkv, projection=projection, cos=cos, sin=sin, slots=slots):
-        native.attend_projected(qkv, projection, cos, sin, slots, keys, values, *batch, scale=1.0)
+        native.attend_projected(qkv, projection, cos, sin, slots, *pool.caches, pool.paged_rows(), Rule(1.0))
 
     wrong = {
         "qkv": {"qkv": qkv[:, 1:]},
         "cos": {"cos": cos[1:]},
         "sin": {"sin": None},
         "slots": {"slots": slots.int()},
-        "query_norm": {"projection": Projection(4, 2, 16, torch.ones(15), None)},
+        "key_norm": {"projection": Projection(4, 2, 16, None, torch.ones(16, device="meta"))},
     }
     for name, argument in wrong.items():
         with pytest.raises(KernelInputError, match=f"^{name}:"):
             call(**argument)
+
+
+@pytest.mark.parametrize("weight", [torch.ones(15), torch.ones(16).bfloat16()])
+def test_a_norm_of_the_wrong_kind_is_refused_when_a_projection_is_made(weight):
+    with pytest.raises(KernelInputError, match=r"^query_norm:"):
+        Projection(4, 2, 16, weight)

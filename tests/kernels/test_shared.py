@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from kernels import KernelInputError, SharedBlocks
+from kernels import KernelInputError, Rule, SharedBlocks
 from kernels.triton.shared import attend_shared
 from kernels.triton.tiles import Tile
 from tests.kernels.pool import FLOAT_TYPES, TOLERANCES, TRITON, Pool, assert_right
@@ -150,6 +150,6 @@ def test_segments_and_the_rest_in_any_number_of_parts_give_the_whole(monkeypatch
 
     monkeypatch.setattr(torch.Tensor, "new_empty", full_of_nan)
     own = dataclasses.replace(TILE, queries=1)
-    chosen = {"scale": 0.25, "window": None, "soft_cap": None, "sinks": None} | options
-    out = attend_shared(*pool.tensors, **chosen, shared=shared, own=(own, splits[0]), common=(TILE, splits[1]))
+    call = pool.q, *pool.caches, pool.paged_rows(), Rule(0.25, **options), shared
+    out = attend_shared(*call, own=(own, splits[0]), common=(TILE, splits[1]))
     torch.testing.assert_close(out, pool.expected(**options), atol=1e-5, rtol=1e-5)

@@ -6,7 +6,7 @@ import itertools
 import pytest
 import torch
 
-from kernels import KernelInputError
+from kernels import KernelInputError, Rule
 from kernels.triton.attention import attend, contiguous_attention
 from kernels.triton.tiles import Tile, kind_of, num_splits, tile_for
 from tests.kernels.pool import TRITON, Pool
@@ -17,9 +17,8 @@ ROWS = [(1, 70), (9, 33), (1, 1), (1, 0), (1, 17)]
 SINKS = torch.tensor([0.3, -1.0, 2.0, 0.0])
 
 
-def attend_in_parts(pool, splits, tile=SMALL, **options):
-    chosen = {"scale": 0.25, "window": None, "soft_cap": None, "sinks": None} | options
-    return attend(*pool.tensors, **chosen, tile=tile, splits=splits)
+def attend_in_parts(pool, splits, tile=SMALL, *, scale=0.25, **options):
+    return attend(pool.q, *pool.caches, pool.paged_rows(), Rule(scale, **options), tile, splits)
 
 
 @pytest.mark.parametrize("options", [{}, {"window": 21, "soft_cap": 0.7, "sinks": SINKS}], ids=["plain", "all"])
@@ -120,7 +119,8 @@ def test_without_a_table_the_results_are_those_of_a_table_that_counts_up(rows):
     pool.key_cache, pool.value_cache = torch.randn(2, num_rows * width, *pool.key_cache.shape[1:])
     expected = pool.attention()
     pool.tables.fill_(2**31 - 1)
-    assert torch.equal(contiguous_attention(*pool.tensors, scale=0.25), expected)
+    out = contiguous_attention(pool.q, *pool.caches, pool.paged_rows(), Rule(0.25))
+    assert torch.equal(out, expected)
 
 
 @pytest.mark.parametrize("splits", [1, 3])

@@ -17,7 +17,7 @@ from executor_svc.model.fused.output import understand_embedding
 from executor_svc.model.fused.pages import give_back
 from executor_svc.model.proof import prove
 from executor_svc.model.refusal import ModelRefused
-from kernels import native_backend
+from kernels import Rows, native_backend
 from kernels.cpu import supported
 from kernels.cpu.linear import is_native
 from tests.model.families import SERVED, tiny_config
@@ -183,10 +183,12 @@ def paged_logits(model, layers, ids):
         )
         attention.attach(layer.module, attention.PagedLayer(backend, *caches, current, layer.window))
     current.tensors = attention.StepTensors(
-        slots=MAX_LEN + torch.arange(len(ids)),
-        block_tables=torch.ones(1, 1, dtype=torch.int32),
-        query_start=torch.tensor([0, len(ids)], dtype=torch.int32),
-        context_lens=torch.tensor([len(ids)], dtype=torch.int32),
+        MAX_LEN + torch.arange(len(ids)),
+        Rows(
+            block_tables=torch.ones(1, 1, dtype=torch.int32),
+            query_start=torch.tensor([0, len(ids)], dtype=torch.int32),
+            context_lens=torch.tensor([len(ids)], dtype=torch.int32),
+        ),
     )
     return model(input_ids=ids[None], position_ids=torch.arange(len(ids))[None], use_cache=False).logits[0]
 

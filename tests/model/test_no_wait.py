@@ -25,7 +25,8 @@ from executor_svc.model.sampler import Sampler
 from executor_svc.model.staging import Staging
 from executor_svc.step import Masks, RowStart, Scored, SharedSegments, Step, mask_bytes
 from kernels import REFERENCE, Backend
-from kernels.checks import check_attention, check_write
+from kernels.attention import check_attention
+from kernels.checks import check_write
 from tests.model.driver import row_sampling
 from tests.model.families import SERVED, tiny_config
 from tests.rules import rule_columns
@@ -115,10 +116,10 @@ def test_sampling_asks_the_device_nothing_whatever_the_rows_want(mixed, masked):
         assert (logprobs is not None) == ("logprobs" in parameters)
 
 
-def attend(q, keys, values, block_tables, query_start, context_lens, *, scale, window, soft_cap, sinks, shared):
-    check_attention(q, keys, values, block_tables, query_start, context_lens, window, soft_cap, sinks, shared)
-    if shared is not None:
-        assert [len(column) for column in shared.by_row] == [len(shared.rows), len(context_lens) + 1]
+def attend(q, keys, values, rows, rule):
+    check_attention(q, keys, values, rows, rule)
+    if (shared := rows.shared) is not None:
+        assert [len(column) for column in shared.by_row] == [len(shared.rows), len(rows) + 1]
     return q.new_empty(*q.shape[:2], values.shape[3])
 
 

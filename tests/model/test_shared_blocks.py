@@ -9,7 +9,7 @@ import torch
 
 from executor_svc.model import attention, forward
 from executor_svc.model.step_columns import step_tensors
-from kernels import REFERENCE, SharedBlocks
+from kernels import REFERENCE, Rows, Rule, SharedBlocks
 from kernels.cpu import supported
 from tests.margin import assert_drawn, assert_logprobs, reference_logits
 from tests.model.conftest import MAX_ROWS, Model, random_ids
@@ -46,7 +46,7 @@ def handed(monkeypatch):
 
     def spy(columns):
         tensors = step_tensors(columns)
-        steps.append([] if tensors.shared is None else segments(tensors.shared))
+        steps.append([] if tensors.rows.shared is None else segments(tensors.rows.shared))
         return tensors
 
     monkeypatch.setattr(forward, "step_tensors", spy)
@@ -63,16 +63,27 @@ def segments(shared: SharedBlocks) -> list[tuple[int, int, list[int]]]:
 def test_a_layer_tells_the_kernel_what_is_shared():
     told = []
     backend = dataclasses.replace(
-        REFERENCE,
-        write_kv=lambda *_: None,
-        paged_attention=lambda *_, shared, scale: told.append((shared, scale)),
+        REFERENCE, write_kv=lambda *_: None, paged_attention=lambda *call: told.append(call[-2:])
     )
-    none = torch.empty(0)
-    shared = SharedBlocks(*[none] * 5)
+    none, rule = torch.empty(0), Rule(0.5)
+    rows = Rows(none, none, none, SharedBlocks(*[none] * 5))
     current = attention.CurrentStep()
-    current.tensors = attention.StepTensors(none, none, none, none, shared)
-    attention.PagedLayer(backend, none, none, current, None).attend(none, none, none, scale=0.5)
-    assert told == [(shared, 0.5)]
+    current.tensors = attention.StepTensors(none, rows)
+    attention.PagedLayer(backend, none, none, current, None).attend(none, none, none, rule)
+    assert told == [(rows, rule)]
+
+
+def test_a_layers_rule_is_made_once_while_its_model_hands_over_the_same():
+    none, sinks = torch.empty(0), torch.ones(2, dtype=torch.bfloat16)
+    layer = attention.PagedLayer(REFERENCE, none, none, attention.CurrentStep(), 7)
+    rule = layer.rule(0.5, None, sinks)
+    assert layer.rule(0.5, None, sinks) is rule
+    assert rule.exact_sinks is rule.exact_sinks
+    assert (rule.window, rule.exact_sinks.dtype) == (7, torch.float32)
+    for other in ((0.25, None, sinks), (0.5, 2.0, sinks), (0.5, None, sinks.clone()), (0.5, None, None)):
+        made = layer.rule(*other)
+        assert (made.scale, made.soft_cap, made.window) == (*other[:2], 7)
+        assert made.sinks is other[2]
 
 
 def test_a_prefix_in_common_is_a_segment_until_one_row_is_left(model, handed):

@@ -10,13 +10,13 @@ from torch import nn
 from executor_svc.model.attention import layer_of
 from executor_svc.model.fused.heads import KeptFactors, Rotation, Turns
 from executor_svc.model.fused.products import Product
-from kernels import Projection
+from kernels import Projection, Rule
 
 
 @dataclass(frozen=True, slots=True)
 class FusedAttention:
-    """Stands for the `forward` of `module`, on which its `PagedLayer` hangs. `scale`, `soft_cap` and `sinks` are what
-    the module gave to its attention function. `num_results`: 0 where it returns no tuple."""
+    """Stands for the `forward` of `module`, on which its `PagedLayer` hangs. `rule` is of what the module gave to its
+    attention function. `num_results`: 0 where it returns no tuple."""
 
     module: nn.Module
     qkv: Product
@@ -24,9 +24,7 @@ class FusedAttention:
     projection: Projection
     rotation: Rotation | None
     kept_factors: KeptFactors
-    scale: float
-    soft_cap: float | None
-    sinks: torch.Tensor | None
+    rule: Rule
     num_results: int
 
     def __call__(self, hidden_states: torch.Tensor, position_embeddings: Turns | None = None, **_: object) -> Any:
@@ -35,15 +33,10 @@ class FusedAttention:
 
     def attend(self, hidden_states: torch.Tensor, turns: Turns | None, residual: torch.Tensor | None) -> torch.Tensor:
         """hidden_states, residual and the result: `[1, tokens, width]`."""
-        factors: Turns | tuple[None, None] = (None, None)
+        cos, sin = None, None
         if self.rotation is not None and turns is not None:
-            factors = self.kept_factors.of(self.rotation, turns)
+            cos, sin = self.kept_factors.of(self.rotation, turns)
         attended = layer_of(self.module).attend_projected(
-            self.qkv(hidden_states)[0],
-            self.projection,
-            *factors,
-            scale=self.scale,
-            soft_cap=self.soft_cap,
-            sinks=self.sinks,
+            self.qkv(hidden_states)[0], self.projection, cos, sin, self.rule
         )
         return self.output(attended[None], residual)

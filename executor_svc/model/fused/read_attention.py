@@ -20,7 +20,7 @@ from executor_svc.model.fused.products import Products
 from executor_svc.model.fused.structure import Linear, as_linear, holds_only, is_plain, is_untouched
 from executor_svc.model.looking import Heads
 from executor_svc.model.proof import ProvenLayer
-from kernels import Backend, Projection
+from kernels import Backend, Projection, Rows, Rule
 
 _TURNS = "position_embeddings"
 _BLOCK_SIZE = 16  # more than NUM_TOKENS
@@ -89,9 +89,7 @@ def understand(
         projection=_projection(witness.counts, children.norms, reading),
         rotation=reading.rotation,
         kept_factors=kept_factors,
-        scale=_scale(arguments.get("scaling"), witness.counts),
-        soft_cap=arguments.get("softcap"),
-        sinks=sinks,
+        rule=Rule(_scale(arguments.get("scaling"), witness.counts), layer.window, arguments.get("softcap"), sinks),
         num_results=witness.num_results,
     )
     made, own, exact = _attended(fused, layer, exact_module, inputs, backend)
@@ -221,10 +219,12 @@ def _attended(
     """One step of one row through small caches, as replaced, by the layer itself, and by that in fp32."""
     current = CurrentStep()
     current.tensors = StepTensors(
-        slots=torch.arange(_BLOCK_SIZE, _BLOCK_SIZE + NUM_TOKENS),
-        block_tables=torch.ones(1, 1, dtype=torch.int32),
-        query_start=torch.tensor([0, NUM_TOKENS], dtype=torch.int32),
-        context_lens=torch.tensor([NUM_TOKENS], dtype=torch.int32),
+        torch.arange(_BLOCK_SIZE, _BLOCK_SIZE + NUM_TOKENS),
+        Rows(
+            block_tables=torch.ones(1, 1, dtype=torch.int32),
+            query_start=torch.tensor([0, NUM_TOKENS], dtype=torch.int32),
+            context_lens=torch.tensor([NUM_TOKENS], dtype=torch.int32),
+        ),
     )
 
     def paged(dtype: torch.dtype) -> PagedLayer:

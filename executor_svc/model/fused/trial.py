@@ -11,7 +11,7 @@ from executor_svc.model.fused.agreement import error
 from executor_svc.model.fused.output import GreedyHead
 from executor_svc.model.proof import ProvenLayer, hidden_as_zero
 from executor_svc.model.refusal import ModelRefused
-from kernels import Backend
+from kernels import Backend, Rows
 
 _BLOCK_SIZE = 16
 _COUNTS = ((9, 4), (1, 3), (1, 1))  # tokens of two sequences in each step
@@ -61,10 +61,12 @@ class Trial:
             positions = [torch.arange(n, n + count) for n, count in zip(done, counts, strict=True)]
             done = [n + count for n, count in zip(done, counts, strict=True)]
             current.tensors = attention.StepTensors(
-                slots=torch.cat([(row + 1) * _BLOCK_SIZE + own for row, own in enumerate(positions)]),
-                block_tables=torch.tensor([[1], [2]], dtype=torch.int32),
-                query_start=torch.tensor([0, counts[0], sum(counts)], dtype=torch.int32),
-                context_lens=torch.tensor(done, dtype=torch.int32),
+                torch.cat([(row + 1) * _BLOCK_SIZE + own for row, own in enumerate(positions)]),
+                Rows(
+                    block_tables=torch.tensor([[1], [2]], dtype=torch.int32),
+                    query_start=torch.tensor([0, counts[0], sum(counts)], dtype=torch.int32),
+                    context_lens=torch.tensor(done, dtype=torch.int32),
+                ),
             )
             ids = torch.cat([(17 * own + 5 * row + 3) % vocab_size for row, own in enumerate(positions)])
             inputs = {

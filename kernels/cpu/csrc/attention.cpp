@@ -1,7 +1,10 @@
-// paged_attention and attend_projected: plan a call's work, do it on all threads, put together what was done in parts.
+// paged_attention and attend_projected: do what was planned on all threads, put together what was done in parts.
 #include "attention.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+
+#include <memory>
 
 #include "attend.h"
 #include "heads.h"
@@ -163,14 +166,23 @@ void attend_all(const Call& call, const Plan& plan) {
   });
 }
 
+// The plan in a tensor of plan_attention's. It must be one for what the call is given: it says which tokens there are.
+const Plan& planned(const at::Tensor& plan, const KvLayout& cache, int64_t num_tokens, int64_t num_heads) {
+  TORCH_CHECK(plan.scalar_type() == at::kByte && plan.numel() == sizeof(Plan), "plan: is none of plan_attention's");
+  const Plan& made = *static_cast<const Plan*>(plan.const_data_ptr());
+  const PlanSizes& sizes = made.sizes;
+  TORCH_CHECK(sizes.num_tokens == num_tokens && sizes.group * cache.num_kv_heads == num_heads &&
+                  sizes.num_kv_heads == cache.num_kv_heads && sizes.block_size == cache.block_size,
+              "plan: is one for other sizes");
+  return made;
+}
+
 // Results in `out`, [num_tokens, num_heads, value_dim]; exactly one of `queries` and `projected` is given.
 void run(const at::Tensor& out, const Heads* queries, const Projected* projected, const int64_t* slots, int64_t key_dim,
-         c10::ScalarType query_type, const KvLayout& cache, const Batch& batch, double scale, double soft_cap,
+         c10::ScalarType query_type, const KvLayout& cache, const Plan& plan, double scale, double soft_cap,
          const std::optional<at::Tensor>& sinks) {
-  thread_local Plan plan;
-  plan.make(batch, at::get_num_threads());
   thread_local Scratch parts, sink_exponents;
-  const int64_t num_heads = batch.group * cache.num_kv_heads;
+  const int64_t group = plan.sizes.group, num_heads = group * cache.num_kv_heads;
   Results results{static_cast<char*>(out.mutable_data_ptr()), out.scalar_type(), num_heads, cache.value_dim,
                   cache.value_row, nullptr, nullptr};
   results.parts = parts.get<float>(plan.num_slots * num_heads * (cache.value_row + kGroup));
@@ -181,7 +193,7 @@ void run(const at::Tensor& out, const Heads* queries, const Projected* projected
     results.sinks = exponents;
   }
   for (const int32_t token : plan.blank_tokens) results.clear(token);
-  const Call call{cache, results, ScoreFactors(scale, soft_cap), batch.group, key_dim, queries, projected, slots};
+  const Call call{cache, results, ScoreFactors(scale, soft_cap), group, key_dim, queries, projected, slots};
   if (cache.pack == 1) return attend_all<Fp32>(call, plan);
 #if defined(PAGED_BF16_DOT)
   if (cache.pack == 4) return attend_all<Int8Dot>(call, plan);
@@ -196,18 +208,17 @@ void run(const at::Tensor& out, const Heads* queries, const Projected* projected
   attend_all<Bf16>(call, plan);
 }
 
-// But for the tables.
-Batch batch_of(const KvLayout& cache, int64_t num_tokens, int64_t num_heads, const at::Tensor& query_start,
-               const at::Tensor& context_lens, int64_t window, at::TensorList segments) {
-  Batch batch{};
-  batch.num_rows = context_lens.size(0);
-  batch.num_tokens = num_tokens;
-  batch.block_size = cache.block_size;
+}  // namespace
+
+at::Tensor plan_attention(const std::optional<at::Tensor>& block_tables, int64_t table_stride,
+                          const at::Tensor& query_start, const at::Tensor& context_lens, at::TensorList segments,
+                          int64_t num_tokens, int64_t num_heads, int64_t num_kv_heads, int64_t block_size,
+                          int64_t window) {
+  Batch batch{{num_tokens, num_heads / num_kv_heads, num_kv_heads, block_size}, context_lens.size(0), table_stride};
+  if (block_tables) batch.tables = block_tables->const_data_ptr<int32_t>();
   batch.query_start = query_start.const_data_ptr<int32_t>();
   batch.context_lens = context_lens.const_data_ptr<int32_t>();
   batch.window = window;
-  batch.group = num_heads / cache.num_kv_heads;
-  batch.num_kv_heads = cache.num_kv_heads;
   if (!segments.empty()) {
     batch.num_segments = segments[0].size(0);
     batch.segment_first = segments[0].const_data_ptr<int32_t>();
@@ -216,33 +227,20 @@ Batch batch_of(const KvLayout& cache, int64_t num_tokens, int64_t num_heads, con
     batch.segment_rows = segments[3].const_data_ptr<int32_t>();
     batch.own_start = segments[4].const_data_ptr<int32_t>();
   }
-  return batch;
+  auto plan = std::make_unique<Plan>();
+  plan->make(batch, at::get_num_threads());
+  const auto forget = [block_tables](void* made) { delete static_cast<Plan*>(made); };
+  return at::from_blob(plan.release(), {sizeof(Plan)}, forget, at::TensorOptions().dtype(at::kByte));
 }
-
-}  // namespace
 
 at::Tensor paged_attention(const at::Tensor& q, const at::Tensor& key_cache, const at::Tensor& value_cache,
-                           const at::Tensor& block_tables, const at::Tensor& query_start,
-                           const at::Tensor& context_lens, double scale, int64_t window, double soft_cap,
-                           const std::optional<at::Tensor>& sinks, at::TensorList segments) {
+                           const at::Tensor& plan, double scale, double soft_cap,
+                           const std::optional<at::Tensor>& sinks) {
   const KvLayout cache(key_cache, value_cache);
   const at::Tensor out = at::empty({q.size(0), q.size(1), cache.value_dim}, q.options());
   const Heads queries(q);
-  Batch batch = batch_of(cache, q.size(0), q.size(1), query_start, context_lens, window, segments);
-  batch.use(block_tables.const_data_ptr<int32_t>(), block_tables.stride(0));
-  run(out, &queries, nullptr, nullptr, q.size(2), q.scalar_type(), cache, batch, scale, soft_cap, sinks);
-  return out;
-}
-
-at::Tensor contiguous_attention(const at::Tensor& q, const at::Tensor& key_cache, const at::Tensor& value_cache,
-                                int64_t blocks_per_row, const at::Tensor& query_start, const at::Tensor& context_lens,
-                                double scale) {
-  const KvLayout cache(key_cache, value_cache);
-  const at::Tensor out = at::empty({q.size(0), q.size(1), cache.value_dim}, q.options());
-  const Heads queries(q);
-  Batch batch = batch_of(cache, q.size(0), q.size(1), query_start, context_lens, 0, {});
-  batch.table_stride = blocks_per_row;
-  run(out, &queries, nullptr, nullptr, q.size(2), q.scalar_type(), cache, batch, scale, 0., std::nullopt);
+  run(out, &queries, nullptr, nullptr, q.size(2), q.scalar_type(), cache, planned(plan, cache, q.size(0), q.size(1)),
+      scale, soft_cap, sinks);
   return out;
 }
 
@@ -250,9 +248,8 @@ at::Tensor attend_projected(const at::Tensor& qkv, const std::optional<at::Tenso
                             const std::optional<at::Tensor>& key_norm, double epsilon,
                             const std::optional<at::Tensor>& cos, const std::optional<at::Tensor>& sin, bool interleaved,
                             const at::Tensor& slots, const at::Tensor& key_cache, const at::Tensor& value_cache,
-                            const at::Tensor& block_tables, const at::Tensor& query_start,
-                            const at::Tensor& context_lens, double scale, int64_t window, double soft_cap,
-                            const std::optional<at::Tensor>& sinks, at::TensorList segments) {
+                            const at::Tensor& plan, double scale, double soft_cap,
+                            const std::optional<at::Tensor>& sinks) {
   const KvLayout cache(key_cache, value_cache);
   const int64_t num_tokens = qkv.size(0), num_heads = qkv.size(1) - 2 * cache.num_kv_heads;
   const auto data = [](const std::optional<at::Tensor>& tensor) {
@@ -266,10 +263,8 @@ at::Tensor attend_projected(const at::Tensor& qkv, const std::optional<at::Tenso
                             static_cast<float>(epsilon),
                             {data(cos), data(sin), cos ? cos->size(1) : 0, interleaved}};
   const at::Tensor out = at::empty({num_tokens, num_heads * cache.value_dim}, qkv.options());
-  Batch batch = batch_of(cache, num_tokens, num_heads, query_start, context_lens, window, segments);
-  batch.use(block_tables.const_data_ptr<int32_t>(), block_tables.stride(0));
-  run(out, nullptr, &projected, slots.const_data_ptr<int64_t>(), qkv.size(2), qkv.scalar_type(), cache, batch, scale,
-      soft_cap, sinks);
+  run(out, nullptr, &projected, slots.const_data_ptr<int64_t>(), qkv.size(2), qkv.scalar_type(), cache,
+      planned(plan, cache, num_tokens, num_heads), scale, soft_cap, sinks);
   return out;
 }
 

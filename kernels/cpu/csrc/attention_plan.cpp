@@ -14,6 +14,7 @@ int64_t cost(const Unit& unit, int64_t group) { return (unit.end - unit.begin) *
 }  // namespace
 
 void Plan::make(const Batch& batch, int num_threads) {
+  sizes = batch;
   whole_.clear(), queries.clear(), blank_tokens.clear();
   for (int64_t token = batch.query_start[batch.num_rows]; token < batch.num_tokens; ++token)
     blank_tokens.push_back(static_cast<int32_t>(token));

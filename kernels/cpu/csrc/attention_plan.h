@@ -23,22 +23,27 @@ struct Unit {
   int64_t block(int64_t index) const { return table != nullptr ? table[index] : first_block + index; }
 };
 
-// What a plan is made of; without tables each row lies in one piece, row r from block r * table_stride on. Rows as in kernels/reference.py, segments as in kernels/shared_blocks.py.
-struct Batch {
-  int64_t num_rows, num_tokens, block_size, table_stride;
+struct PlanSizes {
+  int64_t num_tokens;
+  int64_t group;  // query heads of a KV head
+  int64_t num_kv_heads, block_size;
+};
+
+// What a plan is made of; without tables each row lies in one piece, row r from block r * table_stride on. Rows and
+// segments as in kernels/attention.py and kernels/shared_blocks.py.
+struct Batch : PlanSizes {
+  int64_t num_rows, table_stride;
   const int32_t *tables, *query_start, *context_lens;
   int64_t window;  // 0: none
-  int64_t group;   // query heads of a KV head
-  int64_t num_kv_heads;
   int64_t num_segments;
   const int32_t *segment_first, *segment_end, *segment_row_start, *segment_rows, *own_start;  // null: nothing is shared
-
-  void use(const int32_t* block_tables, int64_t stride) { tables = block_tables, table_stride = stride; }
 };
 
 constexpr int kMostQueries = 128;  // heads times tokens of a unit, unless one token alone has more heads
 
+// Serves every call over the same rows with these sizes and the same window; it looks into the batch's tables.
 struct Plan {
+  PlanSizes sizes;
   std::vector<Unit> units;
   std::vector<QueryToken> queries;
   std::vector<int32_t> blank_tokens;  // those without a key: their results are zeros

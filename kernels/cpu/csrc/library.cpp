@@ -20,18 +20,17 @@ namespace paged {
 
 TORCH_LIBRARY(PAGED_LIBRARY, m) {
   m.def(
-      "paged_attention(Tensor q, Tensor key_cache, Tensor value_cache, Tensor block_tables, Tensor query_start, "
-      "Tensor context_lens, float scale, int window, float soft_cap, Tensor? sinks, Tensor[] segments) -> Tensor",
+      "plan_attention(Tensor? block_tables, int table_stride, Tensor query_start, Tensor context_lens, Tensor[] segments, "
+      "int num_tokens, int num_heads, int num_kv_heads, int block_size, int window) -> Tensor",
+      &plan_attention);
+  m.def(
+      "paged_attention(Tensor q, Tensor key_cache, Tensor value_cache, Tensor plan, float scale, float soft_cap, "
+      "Tensor? sinks) -> Tensor",
       &paged_attention);
   m.def(
-      "contiguous_attention(Tensor q, Tensor key_cache, Tensor value_cache, int blocks_per_row, Tensor query_start, "
-      "Tensor context_lens, float scale) -> Tensor",
-      &contiguous_attention);
-  m.def(
       "attend_projected(Tensor qkv, Tensor? query_norm, Tensor? key_norm, float epsilon, Tensor? cos, Tensor? sin, "
-      "bool interleaved, Tensor slots, Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor block_tables, "
-      "Tensor query_start, Tensor context_lens, float scale, int window, float soft_cap, Tensor? sinks, "
-      "Tensor[] segments) -> Tensor",
+      "bool interleaved, Tensor slots, Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor plan, float scale, "
+      "float soft_cap, Tensor? sinks) -> Tensor",
       &attend_projected);
   m.def("write_kv(Tensor k, Tensor v, Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor slots) -> ()", &write_kv);
   m.def("copy_blocks(Tensor(a!)[] caches, Tensor source, Tensor destination) -> ()", &copy_blocks);
