@@ -12,6 +12,9 @@ Allocating, sharing and releasing one block are O(1).
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
+# From the ids of the leased blocks, and what is called with a cached block that is about to be used for something else.
+PoolMaker = Callable[[list[int], Callable[[int], None]], "BlockPool"]
+
 
 class OutOfBlocks(Exception):
     """More blocks were asked for than are free. Nothing was taken."""

@@ -8,7 +8,7 @@ from scheduler_svc.core.beams import Beams
 from scheduler_svc.core.masking import Masking
 from scheduler_svc.core.plan import MAX_SENT, Copies, JoinedRow, Plan, StartedRow
 from scheduler_svc.core.prompt_scores import Scored
-from scheduler_svc.core.room import Room
+from scheduler_svc.core.room import Room, RoomMaker
 from scheduler_svc.core.sequence import Sequence, State
 from scheduler_svc.core.sharing import Sharing
 from scheduler_svc.core.state import CoreState, InFlight
@@ -17,12 +17,12 @@ from scheduler_svc.core.state import CoreState, InFlight
 class Planner:
     """See `Room` for `watermark`."""
 
-    def __init__(self, state: CoreState, watermark: float) -> None:
+    def __init__(self, state: CoreState, watermark: float, make_room: RoomMaker = Room) -> None:
         self._state = state
         self._masking = Masking(state)
         self._sharing = Sharing(state, self._masking)
         self._beams = Beams(state)
-        self._room = Room(state, self._sharing, self._masking, watermark)
+        self._room = make_room(state, self._sharing, self._masking, watermark)
         self._promised = 0  # blocks of the reserve for samples that are to join in this plan
 
     def plan(self, *, even_if_empty: bool = False) -> Plan | None:

@@ -7,7 +7,7 @@ delimited by its length, so that different meanings can never give the same byte
 from array import array
 from hashlib import sha256
 
-from scheduler_svc.core.blocks import BlockPool
+from scheduler_svc.core.blocks import BlockPool, PoolMaker
 from scheduler_svc.core.cache_events import CLEARED, REMOVED, STORED, CacheEvents
 
 
@@ -52,8 +52,8 @@ class PrefixCache:
 
     What it replaces in `events` is void."""
 
-    def __init__(self, block_ids: list[int], events: CacheEvents) -> None:
-        self.pool = BlockPool(block_ids, on_evict=self._forget)
+    def __init__(self, block_ids: list[int], events: CacheEvents, make_pool: PoolMaker = BlockPool) -> None:
+        self.pool = make_pool(block_ids, self._forget)
         self._block_of: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}
         self._events = events

@@ -8,6 +8,7 @@ the order: the last first, no more than it needs, and none if all of them would 
 import math
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,6 +68,10 @@ class Room:
         state = self._state
         groups = sum(group.growth(state.lease.block_size) for group in state.groups)
         return int(self._growth_of(state.columns.running_rows()).sum()) + self._sharing.copies_ahead() + groups
+
+    def blocks_to_start(self, sequence: Sequence) -> int:
+        """How many blocks a sequence's table has when it starts: those of all tokens that are known."""
+        return -(-len(sequence.token_ids) // self._state.lease.block_size)
 
     def for_sequence(self, sequence: Sequence) -> Need | None:
         """What it takes to start this sequence; None if there is no room for it."""
@@ -186,9 +191,8 @@ class Room:
             return self._need_of_group(sequence.group)
         state.stretch(sequence)
         hits = state.cached_prefix(sequence)
-        num_tokens = len(sequence.token_ids)
-        num_blocks = -(-num_tokens // state.lease.block_size)
-        length = min(num_tokens + 1, state.bound_in_row(sequence) - 1)
+        num_blocks = self.blocks_to_start(sequence)
+        length = min(len(sequence.token_ids) + 1, state.bound_in_row(sequence) - 1)
         growth = max(0, -(-length // state.lease.block_size) - num_blocks)
         blocks = num_blocks - len(hits) + sum(map(state.cache.pool.is_free, hits))
         return Need(1, num_blocks, hits, blocks, growth)
@@ -212,3 +216,6 @@ def _whole(running: Sequence) -> Sequence:
 
 def _gives_way(running: Sequence, first: Sequence) -> bool:
     return running.priority < first.priority and running.rank > first.rank
+
+
+RoomMaker = Callable[[CoreState, Sharing, Masking, float], Room]

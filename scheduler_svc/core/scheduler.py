@@ -15,11 +15,13 @@ when it has caught up its last logits give one more token.
 """
 
 from scheduler_svc.core.admission import AdmissionQueue
+from scheduler_svc.core.blocks import BlockPool, PoolMaker
 from scheduler_svc.core.cache_events import CacheEvents
 from scheduler_svc.core.masking import Masking
 from scheduler_svc.core.plan import Lease, Plan, Result
 from scheduler_svc.core.planner import Planner
 from scheduler_svc.core.results import Applied, Results
+from scheduler_svc.core.room import Room, RoomMaker
 from scheduler_svc.core.sequence import EndReason, Sequence, State
 from scheduler_svc.core.state import NO_LEASE, CoreState
 
@@ -31,7 +33,8 @@ class NeverFits(Exception):
 class Scheduler:
     """The core's face: bookkeeping for one executor. `state` is for reading. See `Room` for `watermark`; `longest`
     bounds a sequence's tokens, prompt included, where the model allows more. With several executors each has one, and
-    their queues share the accounts of tenants; sequences that wait can be moved from one to another."""
+    their queues share the accounts of tenants; sequences that wait can be moved from one to another. `make_pool` and
+    `make_room` are for comparison with other ways of handing memory out, while all else stays equal."""
 
     def __init__(
         self,
@@ -41,10 +44,12 @@ class Scheduler:
         longest: int | None = None,
         queue: AdmissionQueue | None = None,
         cache_events: CacheEvents | None = None,
+        make_pool: PoolMaker = BlockPool,
+        make_room: RoomMaker = Room,
     ) -> None:
         queue = AdmissionQueue() if queue is None else queue
-        self.state = CoreState(prefix_caching, longest, queue, cache_events or CacheEvents())
-        self._planner = Planner(self.state, watermark)
+        self.state = CoreState(prefix_caching, longest, queue, cache_events or CacheEvents(), make_pool)
+        self._planner = Planner(self.state, watermark, make_room)
         self._results = Results(self.state)
         self._masking = Masking(self.state)
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from scheduler_svc.core.admission import AdmissionQueue
 from scheduler_svc.core.beam_group import BeamGroup
+from scheduler_svc.core.blocks import BlockPool, PoolMaker
 from scheduler_svc.core.cache_events import CacheEvents
 from scheduler_svc.core.columns import SequenceColumns
 from scheduler_svc.core.plan import ForkedRow, Lease
@@ -69,10 +70,16 @@ class CoreState:
     """The sequences, running and waiting, and the blocks of one lease. Planner and results are written upon it."""
 
     def __init__(
-        self, prefix_caching: bool, longest: int | None, queue: AdmissionQueue, cache_events: CacheEvents
+        self,
+        prefix_caching: bool,
+        longest: int | None,
+        queue: AdmissionQueue,
+        cache_events: CacheEvents,
+        make_pool: PoolMaker = BlockPool,
     ) -> None:
         self.prefix_caching = prefix_caching
         self._longest = longest
+        self._make_pool = make_pool
         self.hashed_block_size = NO_LEASE.block_size  # what the waiting sequences' hashes are for
         self.queue = queue
         self.cache_events = cache_events
@@ -83,7 +90,7 @@ class CoreState:
     def begin(self, lease: Lease) -> None:
         """A new lease, with nothing in its blocks and rows. What waits is bounded by `bound`, sequence by sequence."""
         self.lease = lease
-        self.cache = PrefixCache(lease.block_ids, self.cache_events)
+        self.cache = PrefixCache(lease.block_ids, self.cache_events, self._make_pool)
         # No more rows than tokens per step, so that every step has a token for each.
         self.columns = SequenceColumns(lease.row_ids[: lease.tokens_per_step], lease.block_size)
         self.in_flight: deque[InFlight] = deque()
