@@ -42,15 +42,17 @@ class Decode:
     q: torch.Tensor
 
     @classmethod
-    def make(cls, backend: Backend, num_rows: int, context: int, least_bytes: int) -> "Decode":
-        num_blocks = num_rows * context // BLOCK_SIZE
-        num_bytes = num_blocks * BLOCK_SIZE * NUM_KV_HEADS * HEAD_DIM * 4
+    def make(
+        cls, backend: Backend, num_rows: int, context: int, least_bytes: int, block_size: int = BLOCK_SIZE
+    ) -> "Decode":
+        num_blocks = num_rows * -(-context // block_size)
+        num_bytes = num_blocks * block_size * NUM_KV_HEADS * HEAD_DIM * 4
         query_start = torch.arange(num_rows + 1, dtype=torch.int32)
         context_lens = torch.full((num_rows,), context, dtype=torch.int32)
         caches, rows = [], []
         for _ in range(-(-least_bytes // num_bytes)):
             pair = backend.allocate_caches(
-                num_blocks, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM, HEAD_DIM, torch.bfloat16, torch.device("cpu")
+                num_blocks, block_size, NUM_KV_HEADS, HEAD_DIM, HEAD_DIM, torch.bfloat16, torch.device("cpu")
             )
             for cache in pair:
                 cache.uniform_(-1, 1)

@@ -14,13 +14,13 @@ with those drawn here 36 to 42 % are saved, where all beams that share every oth
 
 import argparse
 import json
-import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.lengths import MIXES, log_normal_length
 from scheduler_svc.core.beam import BeamParameters, BeamSearch
 from scheduler_svc.core.beam_group import BeamGroup
 from scheduler_svc.core.plan import Lease, Plan, Result
@@ -28,10 +28,9 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sampling, Sequence, TokenLogprobs
 
 BLOCK_SIZE = 16
-SIGMA = 0.8
 WIDTHS = (2, 4, 6)
-MIXES = {"short": (19.31, 58.45), "long": (161.31, 337.99)}
 VOCAB_SIZE = 32_000
+LONGEST = 2000  # what nobody waits for is cut
 
 
 @dataclass(slots=True)
@@ -69,7 +68,7 @@ def _plans(scheduler: Scheduler) -> Iterator[Plan]:
 
 
 def _request(name: str, mix: str, width: int, beams: bool, chance: random.Random) -> Sequence:
-    num_prompt, num_output = (_length(mean, chance) for mean in MIXES[mix])
+    num_prompt, num_output = (log_normal_length(mean, chance, LONGEST) for mean in MIXES[mix])
     prompt = [chance.randrange(VOCAB_SIZE) for _ in range(num_prompt)]
     if beams:
         (first,) = sequences = [Sequence(name, prompt, num_output, Sampling(temperature=0))]
@@ -77,11 +76,6 @@ def _request(name: str, mix: str, width: int, beams: bool, chance: random.Random
         return first
     first, *first.held = [Sequence(name, prompt, num_output, Sampling(index=index)) for index in range(width)]
     return first
-
-
-def _length(mean: float, chance: random.Random) -> int:
-    """Of a log-normal distribution with this mean; at least 1, and at most what nobody waits for."""
-    return min(max(round(chance.lognormvariate(math.log(mean) - SIGMA**2 / 2, SIGMA)), 1), 2000)
 
 
 def _result(scheduler: Scheduler, plan: Plan, chance: random.Random) -> Result:

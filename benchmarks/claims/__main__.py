@@ -1,0 +1,127 @@
+"""What paged attention promises, measured on this engine.
+
+    python -m benchmarks.claims [--quick] [--json] [--model DIR] [--trace FILE] [--out DIR]
+
+KV memory is handed out in blocks, or in slabs as engines without block tables do (benchmarks/claims/slabs.py), while
+scheduler, executor, kernels and model stay the same. Memory is counted on paper: by the real core with an executor that
+takes no time. Rates are those of a real executor process with the small real model of the demo, or the one that is
+named, which this process drives over the plan stream. KV memory is set small, so that it is memory that limits how many
+sequences run, as it does where a model fills a GPU.
+
+docs/claims.md says what each part shows. With --json the last line is
+{"utilisation": {policy: {mix: ..}}, "concurrency_ratio": {slab policy: {mix: ..}}, "throughput_ratio": {..}}.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from pathlib import Path
+
+from benchmarks.claims import blocks, memory, prefixes, pressure, rates, report, samples, throughput
+from benchmarks.claims.requests import TraceError, drawn_mix, trace_mix
+from benchmarks.claims.served import Executor, ServingFailed
+from benchmarks.claims.setting import BLOCK_SIZE, KV_TOKENS, LONGEST, MAX_ROWS, TOKENS_PER_STEP, Figures, Setting
+from benchmarks.lengths import MIXES
+from paged.cli.processes import DemoFailed
+
+WINDOW_S, QUICK_WINDOW_S = 20.0, 3.0
+PLANS, QUICK_PLANS = 8000, 1500
+
+
+async def measure(args: argparse.Namespace) -> Figures:
+    """All figures, section by section."""
+    began = time.perf_counter()
+    lent = max(args.kv_tokens, prefixes.KV_TOKENS) // BLOCK_SIZE
+    flags = [
+        "--model",
+        str(args.model or _demo_model()),
+        "--num-blocks",
+        str(lent + 1),
+        "--block-size",
+        str(BLOCK_SIZE),
+    ]
+    flags += ["--max-rows", str(MAX_ROWS), "--tokens-per-step", str(TOKENS_PER_STEP)]
+    async with Executor.started([*flags, *args.executor_flag]) as executor:
+        setting = _setting(args, executor)
+        figures: Figures = {"setting": report.described(setting, executor)}
+
+        def section(name: str) -> None:
+            print(f"== {name} ({time.perf_counter() - began:.0f} s)", flush=True)
+
+        section("memory under each policy, on paper")
+        figures["memory"] = memory.measure(setting)
+        section("tokens per second at saturation")
+        figures["throughput"], costs = await throughput.measure(setting, executor)
+        tokens_s = report.paged_tokens_s(figures, setting.mixes[-1].name)
+        section("latency against the rate of requests")
+        figures["rates"] = await rates.measure(setting, executor, costs, tokens_s)
+        section("prefix sharing")
+        figures["prefixes"] = await prefixes.measure(setting, executor)
+        section("preemption under pressure")
+        figures["pressure"] = await pressure.measure(setting, executor, tokens_s)
+    section("samples and beams, on paper")
+    figures["samples"] = samples.measure(setting)
+    section("block sizes and tables")
+    figures["blocks"] = {"waste": blocks.waste(setting), "speed": blocks.speed(setting)}
+    figures["table"] = blocks.table(setting)
+    figures["seconds"] = round(time.perf_counter() - began)
+    return figures
+
+
+def _setting(args: argparse.Namespace, executor: Executor) -> Setting:
+    longest = min(LONGEST, executor.lease.max_model_len, args.kv_tokens)
+    mixes = (trace_mix(args.trace, longest),) if args.trace else tuple(drawn_mix(name, longest) for name in MIXES)
+    return Setting(
+        mixes=mixes,
+        vocab_size=executor.lease.vocab_size,
+        longest=longest,
+        kv_tokens=args.kv_tokens,
+        window_s=QUICK_WINDOW_S if args.quick else WINDOW_S,
+        num_plans=QUICK_PLANS if args.quick else PLANS,
+        quick=args.quick,
+        say=lambda text: print(f"  {text}", flush=True),
+    )
+
+
+def _demo_model() -> Path:
+    """Prepared once."""
+    from executor_svc.model.demo_model import demo_model_path
+
+    return demo_model_path()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.claims",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--quick", action="store_true", help="two minutes instead of fifteen; figures are rougher")
+    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+    parser.add_argument("--model", type=Path, help="directory of the model that is served; the demo's if unset")
+    parser.add_argument("--trace", type=Path, help="CSV of prompt_tokens,output_tokens instead of the two mixes")
+    parser.add_argument("--kv-tokens", type=int, default=KV_TOKENS, help="slots of KV memory that policies share out")
+    parser.add_argument("--out", type=Path, help="directory for claims.json and plots (extra bench); none if unset")
+    parser.add_argument("--redraw", type=Path, help="measure nothing: draw the plots of this claims.json")
+    parser.add_argument("--executor-flag", action="append", default=[], help="one more for the executor; repeatable")
+    args = parser.parse_args()
+    if args.redraw:
+        figures = json.loads(args.redraw.read_text())
+    else:
+        try:
+            figures = asyncio.run(measure(args))
+        except (DemoFailed, ServingFailed, TraceError) as error:
+            sys.exit(str(error))
+        except KeyboardInterrupt:
+            sys.exit("interrupted")
+    report.print_tables(figures)
+    if args.out:
+        report.write(figures, args.out)
+    if args.json:
+        print(json.dumps(report.summary(figures)))
+
+
+if __name__ == "__main__":
+    main()

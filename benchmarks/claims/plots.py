@@ -1,0 +1,212 @@
+"""The plots of docs/claims.md, from the figures of one run; each as SVG and as PNG."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmarks.claims.memory import CURVE_EVERY
+from benchmarks.claims.report import PAPER_SHARES
+from benchmarks.claims.watched import Occupancy
+
+NAMES = {
+    "paged": "paged, blocks of 16",
+    "slab_max": "slab: maximum",
+    "slab_pow2": "slab: power of two",
+    "slab_oracle": "slab: oracle",
+    "slab_oracle_first_fit": "slab: oracle, first fit",
+}
+# Told apart by people who see colours differently (Okabe and Ito), and by their markers.
+COLOURS = {"paged": "#0072B2", "slab_max": "#D55E00", "slab_pow2": "#E69F00", "slab_oracle": "#009E73"}
+MARKERS = {"paged": "o", "slab_max": "s", "slab_pow2": "^", "slab_oracle": "D"}
+KINDS = {
+    "tokens": ("hold tokens", "#0072B2"),
+    "to_come": ("reserved for tokens to come", "#56B4E9"),
+    "never": ("reserved, never used", "#D55E00"),
+    "rounding": ("lost to rounding", "#E69F00"),
+    "free": ("free", "#DDDDDD"),
+}
+WIDTH, HEIGHT = 9.0, 3.6
+OFF, ON = "#999999", "#0072B2"
+
+
+def draw(figures: Any, directory: Path) -> None:
+    """All of them, into that directory."""
+    mpl.rcParams.update({"svg.hashsalt": "claims", "svg.fonttype": "none", "font.size": 9, "axes.grid": True})
+    mpl.rcParams.update(
+        {"axes.axisbelow": True, "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False}
+    )
+    plots: dict[str, Callable[[Any, Figure], None]] = {
+        "memory": _memory,
+        "over_time": _over_time,
+        "ratios": _ratios,
+        "latency": _latency,
+        "blocks": _blocks,
+        "prefixes": _prefixes,
+        "samples": _samples,
+        "pressure": _pressure,
+    }
+    for name, plot in plots.items():
+        figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+        plot(figures, figure)
+        figure.savefig(directory / f"{name}.svg", metadata={"Date": None})
+        figure.savefig(directory / f"{name}.png", dpi=110, metadata={"Software": None})
+
+
+def _panels(figure: Figure, count: int, *, sharey: bool = False) -> list[Axes]:
+    return list(figure.subplots(1, count, squeeze=False, sharey=sharey)[0])
+
+
+def _memory(figures: Any, figure: Figure) -> None:
+    memory = figures["memory"]
+    mixes = list(memory["paged"])[::-1]
+    for axes, mix in zip(_panels(figure, len(mixes), sharey=True), mixes, strict=True):
+        names = list(memory)[::-1]
+        left = [0.0] * len(names)
+        for kind in Occupancy.KINDS:
+            label, colour = KINDS[kind]
+            shares = [100 * memory[name][mix]["shares"][kind] for name in names]
+            axes.barh([NAMES[name] for name in names], shares, left=left, color=colour, label=label)
+            left = [a + b for a, b in zip(left, shares, strict=True)]
+        if mix == "long":
+            told = [name for name in names if name in PAPER_SHARES]
+            places = [100 * PAPER_SHARES[name] for name in told]
+            axes.plot(places, [NAMES[name] for name in told], "k|", markersize=16, label="tokens, in the paper")
+        axes.set(xlim=(0, 100), xlabel="% of KV memory", title=f"{mix} mix, at saturation")
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=6, frameon=False, fontsize=8)
+
+
+def _over_time(figures: Any, figure: Figure) -> None:
+    memory = figures["memory"]
+    mixes = list(memory["paged"])[::-1]
+    for axes, mix in zip(_panels(figure, len(mixes), sharey=True), mixes, strict=True):
+        for name, colour in COLOURS.items():
+            curve = memory[name][mix]["curve"]
+            steps = [CURVE_EVERY * (i + 1) for i in range(len(curve))]
+            axes.plot(steps, [100 * share for share in curve], color=colour, label=NAMES[name], linewidth=1.2)
+        axes.set(ylim=(0, 100), xlabel="step, from empty memory", title=f"{mix} mix")
+    figure.axes[0].set_ylabel("% of KV memory that holds tokens")
+    _legend(figure)
+
+
+def _ratios(figures: Any, figure: Figure) -> None:
+    throughput, memory = figures["throughput"], figures["memory"]
+    mixes = list(throughput)[::-1]
+    panels = _panels(figure, 2)
+    for axes, title in zip(panels, ("sequences that run", "output tokens/s, real model"), strict=True):
+        for j, name in enumerate(COLOURS):
+            values = [
+                memory[name][mix]["running"] if axes is panels[0] else throughput[mix][name]["tokens_s"]
+                for mix in mixes
+            ]
+            places = [i + 0.2 * (j - 1.5) for i in range(len(mixes))]
+            bars = axes.bar(places, values, 0.19, color=COLOURS[name], label=NAMES[name])
+            axes.bar_label(bars, fmt="%.3g", fontsize=8)
+        axes.set_xticks(range(len(mixes)), [f"{mix} mix" for mix in mixes])
+        axes.set_title(f"{title}, at equal KV memory")
+        axes.grid(axis="x", visible=False)
+    _legend(figure)
+
+
+def _latency(figures: Any, figure: Figure) -> None:
+    rates = figures["rates"]
+    first, between = _panels(figure, 2)
+    for axes, key in ((first, "first_token_p50_s"), (between, "between_tokens_p50_s")):
+        for name, colour in COLOURS.items():
+            for kind, style in (("paper", {"linestyle": "-", "linewidth": 1.2}), ("served", {"linestyle": ""})):
+                points = [point for point in rates[name][kind] if point[key] is not None]
+                marker = {"marker": MARKERS[name], "markersize": 6} if kind == "served" else {}
+                label = NAMES[name] if kind == "paper" else None
+                x, y = [point["rate"] for point in points], [point[key] for point in points]
+                axes.plot(x, y, color=colour, label=label, **style, **marker)  # type: ignore[arg-type]
+        axes.set(xlabel=f"requests/s, {rates['mix']} mix", ylabel="s, median", yscale="log", xlim=(0, None))
+    first.set_title("to the first token")
+    between.set_title("between tokens")
+    _legend(figure)
+
+
+def _blocks(figures: Any, figure: Figure) -> None:
+    waste, speed = figures["blocks"]["waste"], figures["blocks"]["speed"]
+    sizes = [int(size) for size in waste]
+    memory, kernels = _panels(figure, 2)
+    for mix, colour in zip(waste["16"], (OFF, ON), strict=False):
+        shares = [100 * waste[str(size)][mix]["utilisation"] for size in sizes]
+        memory.plot(sizes, shares, "o-", color=colour, label=f"{mix} mix")
+    memory.set(ylabel="% of allocated memory that holds tokens", ylim=(0, 102))
+    memory.legend(frameon=False)
+    for is_native, marker, label in ((True, "o", "native kernels"), (False, "x", "reference (plain torch)")):
+        chosen = [size for size in sizes if (speed[str(size)]["kernels"] != "reference") == is_native]
+        if chosen:
+            times = [speed[str(size)]["time_over_16"] for size in chosen]
+            kernels.plot(chosen, times, marker, color=ON if is_native else OFF, label=label)
+    kernels.axhline(1, color="black", linewidth=0.6)
+    kernels.set(ylabel="attention: time over blocks of 16", yscale="log")
+    kernels.legend(frameon=False)
+    for axes in (memory, kernels):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(sizes, [str(size) for size in sizes])
+        axes.set_xlabel("slots of a block")
+
+
+def _prefixes(figures: Any, figure: Figure) -> None:
+    found = figures["prefixes"]
+    lengths = [int(length) for length in found]
+    panels = _panels(figure, 3)
+    told = (
+        ("seconds", "s for all requests"),
+        ("first_token_p50_s", "s to first token, median"),
+        ("blocks", "blocks held, most"),
+    )
+    for axes, (key, label) in zip(panels, told, strict=True):
+        for which, colour in (("off", OFF), ("on", ON)):
+            axes.plot(
+                lengths, [found[str(n)][which][key] for n in lengths], "o-", color=colour, label=f"sharing {which}"
+            )
+        axes.set(xlabel="tokens of the system prompt", ylabel=label, ylim=(0, None))
+    _legend(figure)
+
+
+def _samples(figures: Any, figure: Figure) -> None:
+    saved, published = figures["samples"]["saved"], figures["samples"]["published"]
+    titles = {"n": "parallel samples", "beam": "beams"}
+    for axes, kind in zip(_panels(figure, 2, sharey=True), titles, strict=True):
+        for mix, colour in zip(saved, (OFF, ON), strict=True):
+            shares = {int(width): 100 * share for width, share in saved[mix][kind].items()}
+            axes.plot(list(shares), list(shares.values()), "o-", color=colour, label=f"{mix} mix")
+            low, high = published[kind][mix]
+            axes.axhspan(100 * low, 100 * high, color=colour, alpha=0.15, label=f"paper, {mix}")
+            axes.set_xticks(list(shares))
+        axes.set(xlabel="sequences of a request", title=titles[kind], ylim=(0, 100))
+    figure.axes[0].set_ylabel("% of blocks saved")
+    _legend(figure)
+
+
+def _pressure(figures: Any, figure: Figure) -> None:
+    points = figures["pressure"]["paper"]
+    often, again = _panels(figure, 2)
+    for axes, key, factor in ((often, "preemptions_per_100", 1), (again, "computed_twice", 100)):
+        for watermark, style in ((0.0, "--"), (0.05, "-")):
+            for caching, colour in ((False, OFF), (True, ON)):
+                chosen = [p for p in points if p["watermark"] == watermark and p["prefix_caching"] == caching]
+                label = f"{watermark:.0%} kept free, prefix cache {'on' if caching else 'off'}"
+                x = [p["kv_tokens"] for p in chosen]
+                axes.plot(
+                    x, [factor * p[key] for p in chosen], style, marker="o", markersize=4, color=colour, label=label
+                )
+        axes.set(xlabel="slots of KV memory", xscale="log", ylim=(0, None))
+        axes.set_xticks(
+            sorted({p["kv_tokens"] for p in points}), [f"{n:,}" for n in sorted({p["kv_tokens"] for p in points})]
+        )
+        axes.minorticks_off()
+    often.set_ylabel("preemptions per 100 requests")
+    again.set_ylabel("% of tokens computed once more")
+    _legend(figure)
+
+
+def _legend(figure: Figure) -> None:
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
