@@ -1,15 +1,12 @@
-"""Where a request goes among the executors of its model.
+"""Where a request goes among the executors of its model: where most of its prompt is cached, unless too many are there.
 
-What a request costs on an executor is a share of that executor: its load, and what of the prompt is not cached there.
+* The load of an executor is the share of its rows, or of its blocks if that is larger, that running sequences hold and
+  waiting ones will take. Both are shares of the present lease, so an executor that lends more gets more.
+* What is cached there of a prompt makes up for some load: a step's worth of tokens for STEP_WORTH, all of it together
+  for MAX_WORTH at most. The request goes where its load, with the request in it, less that, is least.
 
-* The load is the share of its rows, or of its blocks if that is larger, that running sequences hold and waiting ones
-  will take. Both are shares of the present lease, so an executor that lends more gets more.
-* A token that must be computed counts with the larger of what it takes of memory (one slot of the lease) and of what it
-  takes of time (as a row does, for as many tokens as a step computes).
-
-The request goes where it costs least. So it follows a cached prefix only while the load there exceeds that of others by
-no more than the prefix is worth: a hot prefix fills one executor up to that difference, is then computed on a second
-one, too, and from there on both are filled alike.
+So a hot prefix fills one executor up to that difference, is then computed on a second one, too, and from there on both
+are filled alike. However much is cached, no executor gets a request while its load is MAX_WORTH above another's.
 """
 
 from collections.abc import Sequence as Items
@@ -17,6 +14,8 @@ from collections.abc import Sequence as Items
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence, State
 
+STEP_WORTH = 1 / 16
+MAX_WORTH = 1 / 4
 MAX_LOOKED_AT = 16  # of those that wait on one executor, for one that is better off on another
 
 
@@ -48,45 +47,40 @@ class Placement:
         for busy in sorted((s for s in schedulers if len(s.state.queue)), key=load, reverse=True):
             for sequence in list(busy.state.queue)[:MAX_LOOKED_AT]:
                 if _would_start(sequence, idle) and idle.reach(sequence) >= busy.reach(sequence):
-                    # Its own place in the busy one's load goes with it.
-                    if cost(sequence, idle) < cost(sequence, busy) - _own_load(sequence, busy):
+                    # It is part of the busy one's load already.
+                    if cost(sequence, idle) < load(busy) - _worth(_cached(sequence, busy), busy):
                         return sequence, idle
                     break  # those behind it cost as much
         return None
 
 
-def load(scheduler: Scheduler) -> float:
-    """The share of its lease that is held or waited for; above 1 where more waits than it has. While a suspect is
-    computed alone, or is the next to be, all of it is held."""
+def load(scheduler: Scheduler, num_rows: int = 0, num_blocks: int = 0) -> float:
+    """The share of its lease that is held or waited for, with so much more; above 1 where that is more than it has.
+    While a suspect is computed alone, or is the next to be, all of it is held."""
     state = scheduler.state
     first = state.queue.first()
     held = 1.0 if state.running_alone or (first is not None and first.alone) else 0.0
-    num_blocks = state.cache.pool.num_used + -(-state.queue.num_tokens // state.lease.block_size)
-    num_rows = state.num_rows - state.columns.num_free_rows + state.queue.num_rows
+    num_blocks += state.cache.pool.num_used + -(-state.queue.num_tokens // state.lease.block_size)
+    num_rows += state.num_rows - state.columns.num_free_rows + state.queue.num_rows
     return held + max(num_rows / max(state.num_rows, 1), num_blocks / max(len(state.lease.block_ids), 1))
 
 
 def cost(sequence: Sequence, scheduler: Scheduler) -> float:
-    """The executor's load, and what of the sequence's known tokens must be computed there."""
+    """The load with the sequence in it, less what makes up for it."""
+    num_cached = _cached(sequence, scheduler)
+    num_blocks = -(-(sequence.num_known - num_cached) // scheduler.state.lease.block_size)
+    return load(scheduler, sequence.num_rows + len(sequence.held), num_blocks) - _worth(num_cached, scheduler)
+
+
+def _cached(sequence: Sequence, scheduler: Scheduler) -> int:
+    """How many of its tokens need not be computed there."""
     state = scheduler.state
     state.stretch(sequence)
-    num_cached = len(state.cached_prefix(sequence)) * state.lease.block_size
-    return load(scheduler) + (sequence.num_known - num_cached) * _token_share(scheduler)
+    return len(state.cached_prefix(sequence)) * state.lease.block_size
 
 
-def _token_share(scheduler: Scheduler) -> float:
-    lease = scheduler.state.lease
-    num_slots = len(lease.block_ids) * lease.block_size
-    num_at_once = lease.tokens_per_step * scheduler.state.num_rows
-    return 1 / max(min(num_slots, num_at_once), 1)
-
-
-def _own_load(sequence: Sequence, scheduler: Scheduler) -> float:
-    """What a sequence that waits there adds to the load, at most."""
-    state = scheduler.state
-    num_blocks = -(-sequence.num_known // state.lease.block_size)
-    rows = (sequence.num_rows + len(sequence.held)) / max(state.num_rows, 1)
-    return max(rows, num_blocks / max(len(state.lease.block_ids), 1))
+def _worth(num_cached: int, scheduler: Scheduler) -> float:
+    return min(MAX_WORTH, STEP_WORTH * num_cached / max(scheduler.state.lease.tokens_per_step, 1))
 
 
 def _has_room(scheduler: Scheduler) -> bool:
