@@ -21,12 +21,20 @@ def test_weights_of_tenants_are_given_by_name(said: str) -> None:
     assert parse_settings(["--tenant-weights", said]).tenant_weights == {"gold": 3.0, "trial": 0.5}
 
 
+def test_several_executors_are_given_with_commas_between() -> None:
+    settings = parse_settings(["--executor-endpoint", "tcp://executor:5555, ipc:///tmp/x,tcp://executor:5555"])
+    assert settings.executor_endpoints == ["tcp://executor:5555", "ipc:///tmp/x"]
+
+
 @pytest.mark.parametrize(
     ("flag", "value"),
     [
         ("--listen-address", "50051"),
         ("--listen-address", "host:70000"),
         ("--executor-endpoint", "http://localhost"),
+        ("--executor-endpoint", "tcp://a:1,b:2"),
+        ("--executor-endpoint", "tcp://a:1,"),
+        ("--resolve-s", "0"),
         ("--max-waiting-requests", "0"),
         ("--max-model-len", "1"),
         ("--watermark", "nan"),

@@ -8,15 +8,19 @@ from pathlib import Path
 from scheduler_svc.core.audit import audit
 from scheduler_svc.core.plan import Plan
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.discovery import Discovery, Resolve
 from scheduler_svc.engine import Engine
 from scheduler_svc.requests import GenerationRequest
 from scheduler_svc.settings import SchedulerSettings
 
 
 @contextlib.asynccontextmanager
-async def engine_over(endpoint: str, cache_dir: Path) -> AsyncIterator[Engine]:
+async def engine_over(
+    endpoint: str, cache_dir: Path, *, resolve: Resolve | None = None, **settings: object
+) -> AsyncIterator[Engine]:
     """Ready for requests."""
-    engine = Engine(SchedulerSettings(executor_endpoint=endpoint, cache_dir=cache_dir))
+    given = SchedulerSettings(executor_endpoint=endpoint, cache_dir=cache_dir, **settings)
+    engine = Engine(given, Discovery(given.executor_endpoints, resolve) if resolve is not None else None)
     async with asyncio.TaskGroup() as tasks:  # a fault of the engine ends the test
         driving = tasks.create_task(engine.run())
         async with asyncio.timeout(60):

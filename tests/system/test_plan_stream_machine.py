@@ -1,4 +1,5 @@
-"""Random histories over the plan stream: the engine drives a real executor process that is killed and frozen at random.
+"""Random histories over the plan stream: the engine drives two real executor processes that are killed and frozen at
+random.
 
 After every operation the bookkeeping adds up and every text so far is exact; at the end every text is whole."""
 
@@ -21,12 +22,13 @@ from scheduler_svc.engine import Engine
 from scheduler_svc.requests import BeamOptions, GenerationRequest
 from scheduler_svc.settings import SchedulerSettings
 from tests.processes import start_executor
-from tests.system.engines import only_scheduler
 from tests.system.simulated_answers import END_IDS, VOCAB_SIZE, right_answers
 
 POOL = ["--num-blocks", "24", "--max-rows", "5", "--tokens-per-step", "24"]
+NUM_EXECUTORS = 2
 EXECUTOR = ["--simulate", *POOL, "--simulate-fixed-us", "500", "--simulate-vocab-size", str(VOCAB_SIZE)]
 STEMS = [list(range(100, 250)), [i * i % 97 for i in range(150)]]
+numbers = st.integers(0, NUM_EXECUTORS - 1)
 prompts = st.builds(
     lambda stem, kept, tail: STEMS[stem][:kept] + tail,
     st.integers(0, 1),
@@ -56,15 +58,20 @@ class PlanStream(RuleBasedStateMachine):
         super().__init__()
         self.loop = asyncio.new_event_loop()
         self.folder = tempfile.TemporaryDirectory()
-        self.executor = start_executor(Path(self.folder.name), *EXECUTOR).wait_until_ready()
-        self.endpoint = self.executor.address
+        self.executors = [start_executor(self._place(i), *EXECUTOR) for i in range(NUM_EXECUTORS)]
+        self.endpoints = [executor.wait_until_ready().address for executor in self.executors]
         self.calls: list[Call] = []
         self.num_requests = 0
         self._run(self._start_engine())
 
+    def _place(self, number: int) -> Path:
+        place = Path(self.folder.name) / str(number)
+        place.mkdir(exist_ok=True)
+        return place
+
     async def _start_engine(self) -> None:
         options = SchedulerSettings(
-            executor_endpoint=self.endpoint, cache_dir=Path(self.folder.name) / "cache", max_losses=1000
+            executor_endpoint=",".join(self.endpoints), cache_dir=Path(self.folder.name) / "cache", max_losses=1000
         )
         self.engine = Engine(options)
         self.driving = asyncio.ensure_future(self.engine.run())
@@ -151,21 +158,22 @@ class PlanStream(RuleBasedStateMachine):
         call.task.cancel()
         self._run(asyncio.wait([call.task]))
 
-    @rule(seconds=st.floats(0, 0.3))
-    def freeze(self, seconds: float) -> None:
-        self.executor.freeze()
+    @rule(number=numbers, seconds=st.floats(0, 0.3))
+    def freeze(self, number: int, seconds: float) -> None:
+        self.executors[number].freeze()
         self._run(asyncio.sleep(seconds))
-        self.executor.thaw()
+        self.executors[number].thaw()
 
-    @rule()
-    def kill_and_restart(self) -> None:
-        self.executor.kill()
-        self._run(asyncio.sleep(0.02))
-        self.executor = start_executor(Path(self.folder.name), *EXECUTOR, endpoint=self.endpoint)
+    @rule(number=numbers, seconds=st.sampled_from([0.02, 0.02, 0.3]))
+    def kill_and_restart(self, number: int, seconds: float) -> None:
+        self.executors[number].kill()
+        self._run(asyncio.sleep(seconds))
+        self.executors[number] = start_executor(self._place(number), *EXECUTOR, endpoint=self.endpoints[number])
 
     @invariant()
     def the_books_add_up(self) -> None:
-        audit(only_scheduler(self.engine).state)
+        for scheduler in self.engine.fleet.schedulers:
+            audit(scheduler.state)
 
     @invariant()
     def every_text_is_exact(self) -> None:
@@ -178,7 +186,8 @@ class PlanStream(RuleBasedStateMachine):
         finally:
             self.driving.cancel()
             self._run(asyncio.wait([self.driving]))
-            self.executor.kill()
+            for executor in self.executors:
+                executor.kill()
             self.loop.close()
             self.folder.cleanup()
 
@@ -186,16 +195,19 @@ class PlanStream(RuleBasedStateMachine):
         await asyncio.gather(*[call.task for call in self.calls])
         for call in self.calls:
             assert list(zip(call.ids, call.scores, strict=True)) == call.expected
-        scheduler = only_scheduler(self.engine)
-        while scheduler.state.num_running or scheduler.state.in_flight:
-            await asyncio.sleep(0.01)
-        audit_idle(scheduler.state)
+        for scheduler in self.engine.fleet.schedulers:
+            while scheduler.state.num_running or scheduler.state.in_flight:
+                await asyncio.sleep(0.01)
+            audit_idle(scheduler.state)
+            assert (
+                scheduler.state.num_waiting == scheduler.state.queue.num_rows == scheduler.state.queue.num_tokens == 0
+            )
         assert len(self.engine._requests) == 0
 
 
 base = settings(deadline=None, stateful_step_count=25, suppress_health_check=list(HealthCheck), print_blob=True)
 TestPlanStream = PlanStream.TestCase
-TestPlanStream.settings = settings(base, max_examples=10)
+TestPlanStream.settings = settings(base, max_examples=7)
 
 
 @pytest.mark.slow
