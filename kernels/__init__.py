@@ -12,7 +12,7 @@ functions:
 """
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -39,6 +39,8 @@ class Backend:
     allocate_caches: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     # Norm, rotary embedding, write_kv and paged_attention as one; None where there is no such kernel.
     attend_projected: Callable[..., torch.Tensor] | None = None
+    # Has the memory of caches be there before it is used, in the background; None where it is there from the beginning.
+    populate: Callable[[Sequence[torch.Tensor]], None] | None = None
     level: str | None = None  # of a CPU's native kernels; None for all others
     note: str = ""  # why it is not the one that the device is best served by
 
@@ -106,5 +108,6 @@ def native_backend(level: str, cache_dir: Path = CACHE, told: Told = silent) -> 
         native.copy_blocks,
         native.allocate_caches,
         native.attend_projected,
+        native.populate,
         level=level,
     )

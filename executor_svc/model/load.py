@@ -232,6 +232,7 @@ class _Served:
             memory = KVMemory.allocate(
                 self.layers, num_blocks, settings.block_size, device, self.kernels, self.kv_dtype
             )
+            memory.populate(self.kernels)
         attention.register()
         self.model.set_attn_implementation(attention.ATTENTION_NAME)
         current = attention.CurrentStep()

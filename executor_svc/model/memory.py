@@ -41,6 +41,11 @@ class KVMemory:
 
         return cls([pair(layer) for layer in layers])
 
+    def populate(self, backend: Backend) -> None:
+        """Returns at once: who is ready to serve need not wait until the system has given all of it."""
+        if backend.populate is not None:
+            backend.populate(self.tensors)
+
     @property
     def tensors(self) -> list[torch.Tensor]:
         return [cache for pair in self.layers for cache in pair]

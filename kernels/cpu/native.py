@@ -34,13 +34,21 @@ class NativeKernels:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """A key and a value cache, zero; in the reference's layout where the native one does not do.
 
-        Those of int8 keep keys and values in 8 bits. Raises KernelInputError.
+        Large ones get their pages when these are first used, or by `populate`. Those of int8 keep keys and values in 8
+        bits. Raises KernelInputError.
         """
         shape = num_blocks, block_size, num_kv_heads, key_dim, value_dim, dtype
         if not caches.is_served(block_size, dtype):
             return reference.allocate_caches(*shape, device)
         on_device = partial(torch.zeros, dtype=torch.uint8, device=device)  # meta, for who asks what they would take
         return caches.allocate(*shape, self._ops.zero_bytes if device.type == "cpu" else on_device)
+
+    def populate(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Has memory of `allocate_caches` be there before it is used, from a thread that gives way to all others.
+
+        Returns at once; the tensors may be used meanwhile, and are kept as long as it takes.
+        """
+        self._ops.populate(list(tensors))
 
     def write_kv(
         self,

@@ -1,5 +1,10 @@
 """What is the native kernels' own: contexts in parts, and the variant without tables that a benchmark compares with."""
 
+import resource
+import sys
+import time
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -115,6 +120,28 @@ def test_a_plan_outlives_the_tables_it_was_made_of(native):
     others = [torch.full_like(pool.tables, 2**31 - 1) for _ in range(100)]
     assert torch.equal(kernels.paged_attention(pool.q, *pool.caches, plan, 0.25, 0.0, None), expected)
     del others
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what is resident")
+def test_memory_is_made_to_be_there_in_the_background_and_what_is_written_meanwhile_stays(native):
+    shape = 4000, 16, 4, 64, 64, torch.bfloat16, torch.device("cpu")
+    caches, others = native.allocate_caches(*shape), native.allocate_caches(*shape)
+    size = sum(cache.untyped_storage().nbytes() for cache in caches)
+    k, v = torch.randn(2, 16, 4, 64).bfloat16()
+    slots = torch.arange(16) + 3999 * 16  # the last block's
+    before = resident_bytes()
+    native.populate(caches)
+    native.write_kv(k, v, *caches, slots)
+    deadline = time.monotonic() + 100
+    while resident_bytes() - before < 0.9 * size:
+        assert time.monotonic() < deadline, "memory is not there"
+        time.sleep(0.01)
+    native.write_kv(k, v, *others, slots)
+    assert all(torch.equal(one, other) for one, other in zip(caches, others, strict=True))
+
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def test_caches_that_are_not_as_they_were_allocated_are_refused(native):

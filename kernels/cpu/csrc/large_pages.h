@@ -6,6 +6,10 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
+
+#include <thread>
+#include <vector>
 
 #include "parallel.h"
 
@@ -13,9 +17,14 @@ namespace paged {
 
 constexpr int64_t kLargePage = 1 << 21;
 
-// A tensor of zeros; on large pages where it fills some and the system gives them. All of it is there: no step has to wait
-// for a page that is used for the first time.
-inline at::Tensor zeros_on_large_pages(at::IntArrayRef sizes, at::ScalarType dtype) {
+// Makes the system give the pages of [begin, end), whose content stays: as safe beside work on it as reading is.
+inline void touch(char* begin, char* end) {
+  constexpr int64_t kSmallPage = 4096;
+  for (char* page = begin; page < end; page += kSmallPage) __atomic_fetch_or(page, 0, __ATOMIC_RELAXED);
+}
+
+// A tensor of zeros; on large pages where it fills some and the system gives them, each when it is first used.
+inline at::Tensor untouched_zeros(at::IntArrayRef sizes, at::ScalarType dtype) {
   const auto options = at::TensorOptions().dtype(dtype);
   int64_t bytes = static_cast<int64_t>(c10::elementSize(dtype));
   for (const int64_t size : sizes) bytes *= size;
@@ -28,15 +37,42 @@ inline at::Tensor zeros_on_large_pages(at::IntArrayRef sizes, at::ScalarType dty
 #if defined(MADV_HUGEPAGE)
   madvise(data, bytes, MADV_HUGEPAGE);
 #endif
-  constexpr int64_t kSmallPage = 4096;
-  for_each_item((bytes + kLargePage - 1) / kLargePage, [&](int64_t page) {
-    const int64_t end = std::min(bytes, (page + 1) * kLargePage);
-    for (int64_t i = page * kLargePage; i < end; i += kSmallPage) *static_cast<volatile char*>(data + i) = 0;
-  });
   return at::from_blob(data, sizes, [mapped, size](void*) { munmap(mapped, size); }, options);
 }
 
-// uint8 [count] of it.
-inline at::Tensor zero_bytes(int64_t count) { return zeros_on_large_pages({count}, at::kByte); }
+// The same with all of it there: all threads wait for the system's zeros.
+inline at::Tensor zeros_on_large_pages(at::IntArrayRef sizes, at::ScalarType dtype) {
+  const at::Tensor zeros = untouched_zeros(sizes, dtype);
+  const auto bytes = static_cast<int64_t>(zeros.nbytes());
+  char* const data = static_cast<char*>(zeros.mutable_data_ptr());
+  for_each_item((bytes + kLargePage - 1) / kLargePage, [&](int64_t page) {
+    touch(data + page * kLargePage, data + std::min(bytes, (page + 1) * kLargePage));
+  });
+  return zeros;
+}
+
+inline at::Tensor zero_bytes(int64_t count) { return untouched_zeros({count}, at::kByte); }
+
+// Returns at once. A thread of its own, which gives way to all others, has the tensors' memory be there before it is used:
+// a GB takes the system a second or more. The first pages of all come first, since low blocks are lent first.
+inline void populate(at::TensorList tensors) {
+  std::vector<c10::Storage> memory;  // not tensors: those may have owners in Python, whom only its threads may tell
+  for (const at::Tensor& tensor : tensors) memory.push_back(tensor.storage());
+  std::thread([memory = std::move(memory)] {
+#if defined(__linux__)
+    setpriority(PRIO_PROCESS, 0, 19);  // of this thread alone
+#endif
+    bool more = true;
+    for (int64_t begin = 0; more; begin += kLargePage) {
+      more = false;
+      for (const c10::Storage& one : memory) {
+        char* const data = static_cast<char*>(one.mutable_data());
+        const auto bytes = static_cast<int64_t>(one.nbytes());
+        if (begin < bytes) touch(data + begin, data + std::min(bytes, begin + kLargePage));
+        more |= begin + kLargePage < bytes;
+      }
+    }
+  }).detach();
+}
 
 }  // namespace paged
