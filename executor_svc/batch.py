@@ -22,6 +22,7 @@ from executor_svc.plan_checks import (
     check_token_ids,
     check_unique,
 )
+from executor_svc.return_checks import check_returned
 from executor_svc.schedule_check import Schedule
 from executor_svc.scoring import find_scored
 from executor_svc.shared_segments import MIN_SAVED_TOKENS, SegmentFinder
@@ -119,17 +120,25 @@ class ResidentBatch:
         self._clear(rows)
         return rows
 
+    def owns_blocks(self, session: int, blocks: Int32s) -> bool:
+        """Whether every one of these ids is of a block that is lent to the session."""
+        return self._ownership.owns_blocks(session, blocks)
+
+    def check_returned(self, returned: Lease, session: int) -> None:
+        """Raises PlanViolation unless all of it is the session's, each once, and none of it is in use."""
+        check_returned(returned, session, self._ownership, self.live, self._tables)
+
     def clear(self) -> None:
         """No row is live."""
         self._clear(np.arange(self._state.shape[1], dtype=np.int32))
 
-    def apply(self, plan: PlanColumns, session: int, lease: Lease) -> AppliedPlan:
+    def apply(self, plan: PlanColumns, session: int) -> AppliedPlan:
         """Take a plan's changes in their stated order. Raises PlanViolation, and then nothing has changed."""
         if plan.moves_rows or len(plan.copy_rows):
-            return self._apply_or_restore(plan, session, lease)
+            return self._apply_or_restore(plan, session)
         places = self._append(plan, session)
         try:
-            return self._run_schedule(plan, session, lease, [])
+            return self._run_schedule(plan, session, [])
         except PlanViolation:
             self._take_off(plan.appended_rows, places)
             raise
@@ -143,7 +152,7 @@ class ResidentBatch:
         self._grow_tables(tables.shape[1])
         self._tables[rows, : tables.shape[1]] = tables
 
-    def _apply_or_restore(self, plan: PlanColumns, session: int, lease: Lease) -> AppliedPlan:
+    def _apply_or_restore(self, plan: PlanColumns, session: int) -> AppliedPlan:
         touched = self._touched_rows(plan, session)
         state, tables = self._state[:, touched], self._tables[touched]
         known = [self._known[row] for row in touched]
@@ -153,7 +162,7 @@ class ResidentBatch:
             starts = [self._start(started, session) for started in plan.started]
             self._append(plan, session)
             self._copy(plan, session)
-            return self._run_schedule(plan, session, lease, starts)
+            return self._run_schedule(plan, session, starts)
         except PlanViolation:
             self._segments.changed(touched)
             self._state[:, touched] = state
@@ -177,12 +186,12 @@ class ResidentBatch:
             check_owned(column, rows, self._ownership.of_row, session)
         return np.unique(np.concatenate(list(columns.values())))
 
-    def _run_schedule(self, plan: PlanColumns, session: int, lease: Lease, starts: list[RowStart]) -> AppliedPlan:
+    def _run_schedule(self, plan: PlanColumns, session: int, starts: list[RowStart]) -> AppliedPlan:
         joining = read_joined(plan)
         computing = joining.computing
         self._check_joined(joining.forks)
         masks = read_masks(plan, self._limits.vocab_size)
-        first, ends, known = self._schedule(computing, session, lease)
+        first, ends, known = self._schedule(computing, session)
         self._copy_rows(joining.forks)
         step = build_step(computing, first, ends, known, self._tables, self._known, self.block_size)
         step.draws, step.masks = joining.draws, masks
@@ -312,7 +321,7 @@ class ResidentBatch:
             raise PlanViolation("copy_sources", f"block {block}", f"is not in the table of row {row}")
         return int(found[0])
 
-    def _schedule(self, plan: PlanColumns, session: int, lease: Lease) -> tuple[Int32s, Int32s, Int32s]:
+    def _schedule(self, plan: PlanColumns, session: int) -> tuple[Int32s, Int32s, Int32s]:
         """Check the schedule against the rows as they are now, then advance them.
 
         Returns first positions, ends and numbers of known ids.
@@ -322,8 +331,9 @@ class ResidentBatch:
             return _EMPTY, _EMPTY, _EMPTY
         check_in_range("scheduled_rows", rows, len(self._known))
         total = int(tokens.sum(dtype=np.int64))
-        if total > lease.tokens_per_step:
-            raise PlanViolation("scheduled_tokens", f"{total} in all", f"the lease has {lease.tokens_per_step} a step")
+        budget = self._ownership.held_by(session).tokens
+        if total > budget:
+            raise PlanViolation("scheduled_tokens", f"{total} in all", f"the lease has {budget} a step")
         live, known, sampled, first, blocks = self._state[:_NUM_LOGPROBS].take(rows, axis=1)
         exist = known + sampled
         schedule = Schedule(

@@ -35,10 +35,10 @@ class DecodeRun:
     has come.
     """
 
-    def __init__(self, batch: ResidentBatch, leased_blocks: frozenset[int], step: Step) -> None:
+    def __init__(self, batch: ResidentBatch, session: int, step: Step) -> None:
         num_rows = len(step.rows)
         self._batch = batch
-        self._leased_blocks = leased_blocks
+        self._session = session
         self._block_size = batch.block_size
         self._num_steps = 0
         self._longest = int(step.context_lens.max())
@@ -90,8 +90,9 @@ class DecodeRun:
             )
             and not (plan.copy_rows or plan.copy_sources or plan.copy_destinations)
             and not (plan.mask_rows or plan.masks)
+            and not (plan.returned_blocks or plan.returned_rows or plan.returned_tokens_per_step)
             and len(plan.appended_blocks) == len(plan.appended_rows)
-            and self._leased_blocks.issuperset(read_int32s("appended_blocks", plan.appended_blocks).tolist())
+            and self._batch.owns_blocks(self._session, read_int32s("appended_blocks", plan.appended_blocks))
         )
 
     def next_step(self, plan: executor_pb2.StepPlan) -> Step:

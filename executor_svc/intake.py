@@ -3,7 +3,6 @@
 from executor_svc.applied_plan import NO_CHANGES, AppliedPlan
 from executor_svc.batch import ResidentBatch
 from executor_svc.decode_run import DecodeRun
-from executor_svc.leases import Lease
 from executor_svc.plan import read_plan
 from executor_svc.step import Step
 from paged.v1 import executor_pb2
@@ -12,11 +11,9 @@ from paged.v1 import executor_pb2
 class Intake:
     """Dies with its session."""
 
-    def __init__(self, batch: ResidentBatch, session: int, lease: Lease) -> None:
+    def __init__(self, batch: ResidentBatch, session: int) -> None:
         self._batch = batch
         self._session = session
-        self._lease = lease
-        self._leased_blocks = frozenset(lease.block_ids.tolist())
         self._last_rows = b""
         self._last_step: Step | None = None  # of a plan that the batch has applied
         self._run: DecodeRun | None = None
@@ -30,7 +27,7 @@ class Intake:
                 return AppliedPlan(NO_CHANGES, run.next_step(plan))
             run.settle()
             self._run = None
-        applied = self._batch.apply(read_plan(plan), self._session, self._lease)
+        applied = self._batch.apply(read_plan(plan), self._session)
         self._last_rows, self._last_step = plan.scheduled_rows, applied.step
         return applied
 
@@ -46,4 +43,4 @@ class Intake:
             return None
         if not DecodeRun.may_follow(self._batch, step):
             return None
-        return DecodeRun(self._batch, self._leased_blocks, step)
+        return DecodeRun(self._batch, self._session, step)

@@ -13,7 +13,9 @@ from google.protobuf.message import DecodeError
 from executor_svc.applied_plan import AppliedPlan
 from executor_svc.batch import ResidentBatch
 from executor_svc.garbage import GarbageCount
-from executor_svc.leases import Ownership, WholeLease
+from executor_svc.gathering import Gathering
+from executor_svc.leases import Ownership
+from executor_svc.lending import Lender
 from executor_svc.loaded import LoadedModel
 from executor_svc.plan import PlanViolation
 from executor_svc.plan_checks import Limits
@@ -28,6 +30,8 @@ from paged.v1 import executor_pb2
 MAX_EPOCHS_WITHOUT_STEP = 5  # more than a scheduler tries with one request
 _MESSAGES_PER_TURN = 256
 PROBE_S = 0.25  # longest wait for a message, too
+LONG_GATHER_S = 0.001  # in which others may have the processor
+STEPS_OF_A_RECALL = 4  # two plans were under way, the next returns what is asked for; and one to spare
 
 _log = structlog.get_logger()
 
@@ -42,7 +46,7 @@ class Service:
     """Serves one loaded model on one socket until it is stopped, or the model fails for good."""
 
     def __init__(self, settings: ExecutorSettings, model: LoadedModel, router: Router, stop: StopFlag) -> None:
-        ownership = Ownership(settings.max_rows, model.num_blocks)
+        ownership = Ownership(settings.max_rows, model.num_blocks, settings.tokens_per_step)
         limits = Limits(
             model.facts.vocab_size, model.facts.max_model_len, model.facts.block_size, model.facts.rope_switch_len
         )
@@ -53,15 +57,17 @@ class Service:
         self._stepper = Stepper(self._batch, model.runner)
         self._sessions = Sessions(
             batch=self._batch,
-            ownership=ownership,
+            lender=Lender(ownership),
             stepper=self._stepper,
-            leases=WholeLease(settings.tokens_per_step, settings.plans_in_flight),
+            plans_in_flight=settings.plans_in_flight,
             send=self._send,
             attached=self._attached,
             timeout_s=settings.session_timeout_s,
         )
         self._tokenizer = TokenizerSender(model.bundle, router)
         self._garbage = GarbageCount()
+        self._gathering = Gathering()
+        self._recall_timeout_s = settings.recall_timeout_s
         self._session_timeout_s = settings.session_timeout_s
         self._executor_id = secrets.token_hex(8)
         self._worst_step_s = model.warm_up_ms / 1e3
@@ -89,6 +95,7 @@ class Service:
         # Read before judging silence: after a long step, or a stop of the process, heartbeats wait in the socket.
         all_read = self._wait_for_messages()
         if self._sessions.have_plans():
+            self._gather()
             self._step()
             all_read = self._take_messages()
         if self._tokenizer.busy():
@@ -96,7 +103,8 @@ class Service:
         now = time.monotonic()
         if all_read and now >= self._next_probe:
             self._next_probe = now + PROBE_S
-            self._sessions.probe(now)
+            self._sessions.probe(now, self._recall_timeout_s + STEPS_OF_A_RECALL * self._worst_step_s)
+        self._sessions.rebalance(now)
 
     def _wait_for_messages(self) -> bool:
         """Take a message, waiting for it where there is nothing else to do; and the others that have come, unless every
@@ -107,6 +115,24 @@ class Service:
             return True
         self._handle(*received, time.monotonic())
         return not self._sessions.all_have_plans() and self._take_messages()
+
+    def _gather(self) -> None:
+        """Wait a moment for the plans of sessions that take part in the steps."""
+        missing = self._sessions.without_plans()
+        allowance_s = self._gathering.allowance_s(missing) if missing else 0.0
+        if not allowance_s:
+            return
+        begin = now = time.perf_counter()
+        while now - begin < allowance_s:
+            received = self._router.receive(wait=False)
+            if received is not None:
+                self._handle(*received, time.monotonic())
+                if not self._gathering.allowance_s(self._sessions.without_plans()):
+                    break
+            elif allowance_s > LONG_GATHER_S:
+                time.sleep(LONG_GATHER_S / 10)
+            now = time.perf_counter()
+        self._gathering.note_wait(time.perf_counter() - begin)
 
     def _take_messages(self) -> bool:
         """Handle the messages that have come. Returns whether none is left."""
@@ -163,9 +189,13 @@ class Service:
         fill_results(self._batch, plans, output, [message.result for message in messages])
         took_s = time.perf_counter() - begin
         wait_us = _micros(begin - self._idle_since)
+        computed = [session.number for session, applied in issued if applied.needs_step]
+        if computed:
+            self._gathering.note_step(computed, took_s)
+        self._sessions.rebalance(time.monotonic())
         for (session, _), message in zip(issued, messages, strict=True):
             self._answer(session, message, step_us=_micros(took_s), wait_us=wait_us)
-        if any(plan.needs_step for plan in plans):
+        if computed:
             self._worst_step_s = max(self._worst_step_s, took_s)
             self._epochs_without_step = 0
         for session, _ in issued:
@@ -176,6 +206,7 @@ class Service:
         """Take the plan into the batch; None where it broke a rule, and the session is over."""
         try:
             applied = session.intake.take(plan)
+            self._sessions.note_lease(session, plan, time.monotonic())
         except PlanViolation as violation:
             self._sessions.end(session, str(violation), time.monotonic(), step=plan.step)
             return None

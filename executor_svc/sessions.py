@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from executor_svc import lease_messages
 from executor_svc.batch import ResidentBatch
 from executor_svc.intake import Intake
-from executor_svc.leases import Lease, Ownership, WholeLease
+from executor_svc.leases import Lease
+from executor_svc.lending import Lender
 from executor_svc.router import Sent
 from executor_svc.stepper import Stepper
 from paged.v1 import executor_pb2
@@ -31,7 +33,6 @@ class Session:
     number: int
     scheduler_id: str
     peer: bytes
-    lease: Lease
     intake: Intake
     last_heard: float  # seconds of the service's clock
     next_step: int = 1
@@ -49,17 +50,17 @@ class Sessions:
         self,
         *,
         batch: ResidentBatch,
-        ownership: Ownership,
+        lender: Lender,
         stepper: Stepper,
-        leases: WholeLease,
+        plans_in_flight: int,
         send: Callable[[bytes, executor_pb2.ToScheduler], Sent],
         attached: Callable[[], executor_pb2.Attached],
         timeout_s: float,
     ) -> None:
         self._batch = batch
-        self._ownership = ownership
+        self._lender = lender
         self._stepper = stepper
-        self._leases = leases
+        self._plans_in_flight = plans_in_flight
         self._send = send
         self._attached = attached
         self._timeout_s = timeout_s
@@ -86,6 +87,10 @@ class Sessions:
 
     def all_have_plans(self) -> bool:
         return bool(self._by_peer) and all(session.plans for session in self._by_peer.values())
+
+    def without_plans(self) -> list[int]:
+        """Numbers of the sessions of which no plan is at hand."""
+        return [session.number for session in self._by_peer.values() if not session.plans]
 
     def have_plans(self) -> bool:
         return any(session.plans for session in self._by_peer.values())
@@ -114,6 +119,7 @@ class Sessions:
                 self._waiting.move_to_end(request.scheduler_id, last=False)
                 self.end(session, "the scheduler has attached anew", now)
         self._admit_waiting(now)
+        self._lender.is_settled = False  # those who wait for a first lease may be others now
         self._probe_holders(now)
 
     def detach(self, peer: bytes, request: executor_pb2.Detach, now: float) -> None:
@@ -138,14 +144,41 @@ class Sessions:
         session.next_step += 1
         session.plans.append(plan)
 
-    def probe(self, now: float) -> None:
-        """End sessions whose scheduler is gone or silent, and forget who has stopped waiting. Raises RunnerFailed."""
+    def note_lease(self, session: Session, plan: executor_pb2.StepPlan, now: float) -> None:
+        """What a plan that the batch has taken says of the session's lease. Raises PlanViolation."""
+        if lease_messages.returns_anything(plan):
+            returned = lease_messages.read_returned(plan, self._lender.held_by(session.number))
+            self._batch.check_returned(returned, session.number)
+            self._lender.give_back(session.number, returned)
+        if plan.HasField("demand"):
+            wants, least = lease_messages.read_demand(plan.demand, self._lender.most)
+            self._lender.note_demand(session.number, wants, least, plan.demand.claim, now)
+
+    def rebalance(self, now: float) -> None:
+        """Let in who waits; tell sessions what they are granted and what they are to return. Raises RunnerFailed."""
+        while not self._lender.is_settled:
+            self._admit_waiting(now)
+            sessions = {session.number: session for session in self._by_peer.values()}
+            for change in self._lender.rebalance(now, len(self._waiting)):
+                message = executor_pb2.ToScheduler(lease_change=lease_messages.lease_change(change, self.epoch))
+                sent = self._send(sessions[change.session].peer, message)
+                if sent is not Sent.QUEUED:
+                    self.end(sessions[change.session], sent.value, now, tell=False)
+
+    def probe(self, now: float, recall_s: float) -> None:
+        """End sessions whose scheduler is gone or silent, or keeps for longer than `recall_s` what it is to return;
+        forget who has stopped waiting. Raises RunnerFailed."""
         self._probe_waiting()
         self._probe_holders(now)
+        overdue = self._lender.overdue(now, recall_s)
         for session in list(self._by_peer.values()):
+            if session.number in overdue:
+                self.end(session, f"a recall was not served for more than {recall_s:g} s", now)
+                continue
             silent_s = now - session.last_heard
             if silent_s > self._timeout_s and not session.plans:
                 self.end(session, f"silent for more than {self._timeout_s:g} s", now)
+        self._lender.is_settled = False  # demands that have fallen count after a while
 
     def _probe_waiting(self) -> None:
         for scheduler_id, peer in list(self._waiting.items()):
@@ -153,8 +186,8 @@ class Sessions:
                 del self._waiting[scheduler_id]
 
     def _probe_holders(self, now: float) -> None:
-        """While somebody waits for their lease, make sure that they are there; not more often than it takes to know."""
-        if not self._waiting or now < self._next_holder_probe:
+        """While others could use their leases, make sure that they are there; not more often than it takes to know."""
+        if len(self._by_peer) + len(self._waiting) < 2 or now < self._next_holder_probe:
             return
         self._next_holder_probe = now + HOLDER_PROBE_S
         for session in list(self._by_peer.values()):
@@ -170,7 +203,7 @@ class Sessions:
             return
         session.plans.clear()
         rows = self._batch.end_rows_of(session.number)
-        self._ownership.take_back(session.number)
+        self._lender.close(session.number)
         step = session.issued_step if step is None else step
         _log.info("session_ended", session=session.number, scheduler=session.scheduler_id, step=step, reason=reason)
         if tell:
@@ -186,7 +219,7 @@ class Sessions:
         _log.warning("epoch_ended", epoch=self.epoch, sessions=len(ended), reason=reason)
         self._by_peer.clear()
         self._batch.clear()
-        self._ownership.clear()
+        self._lender.clear()
         self.epoch += 1
         self._stepper.reset()
         self._admit_waiting(now)
@@ -206,13 +239,13 @@ class Sessions:
             return f"session: {plan.session}; this one is {session.number}"
         if plan.step != session.next_step:
             return f"step: {plan.step}; expected {session.next_step}"
-        if len(session.plans) >= session.lease.plans_in_flight:
-            return f"plans in flight: more than the lease's {session.lease.plans_in_flight}"
+        if len(session.plans) >= self._plans_in_flight:
+            return f"plans in flight: more than the lease's {self._plans_in_flight}"
         return None
 
     def _admit_waiting(self, now: float) -> None:
         while self._waiting:
-            lease = self._leases.grant(self._ownership)
+            lease = self._lender.first_lease(now, len(self._waiting))
             if lease is None:
                 return
             scheduler_id, peer = self._waiting.popitem(last=False)
@@ -220,16 +253,14 @@ class Sessions:
 
     def _open(self, peer: bytes, scheduler_id: str, lease: Lease, now: float) -> None:
         self._last_number += 1
-        session = Session(
-            self._last_number, scheduler_id, peer, lease, Intake(self._batch, self._last_number, lease), now
-        )
+        session = Session(self._last_number, scheduler_id, peer, Intake(self._batch, self._last_number), now)
         self._by_peer[peer] = session
-        self._ownership.lend(session.number, lease)
+        self._lender.open(session.number, lease)
         attached = self._attached()
         attached.protocol_version = PROTOCOL_VERSION
         attached.epoch = self.epoch
         attached.session = session.number
-        attached.lease.CopyFrom(lease.to_proto())
+        attached.lease.CopyFrom(lease_messages.first_lease(lease, self._lender.most, self._plans_in_flight))
         sent = self._send(peer, executor_pb2.ToScheduler(attached=attached))
         if sent is not Sent.QUEUED:
             self.end(session, sent.value, now, tell=False)

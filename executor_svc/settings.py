@@ -95,6 +95,13 @@ class ExecutorSettings(BaseSettings):
     session_timeout_s: float = Field(
         5.0, gt=0, le=3600, description="Seconds of silence after which a scheduler's session ends."
     )
+    recall_timeout_s: float = Field(
+        3.0,
+        gt=0,
+        le=3600,
+        description="Seconds, and some steps, that a scheduler has to return what others are to be lent; else its "
+        "session ends.",
+    )
     rank_timeout_s: float = Field(
         60.0,
         gt=0,

@@ -13,7 +13,7 @@ from scheduler_svc.core.plan import Lease
 from scheduler_svc.core.results import Applied
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence
-from scheduler_svc.link.codec import decode_result
+from scheduler_svc.link.codec import decode_lease_change, decode_result
 from scheduler_svc.link.session import ExecutorSession, LinkOptions, SessionLost
 
 MIN_PAUSE_S = 0.05  # between a loss and the next attempt; doubled with each loss without a token between
@@ -123,6 +123,7 @@ class Driver:
         session.on_result = self._on_result
         hopeless = self.scheduler.attach(lease)
         self._session, self.lost_at, self.attached, self._last_failure = session, None, attached, ""
+        session.follow_lease(self._on_lease_change)
         log.info("attached", executor=attached.executor_id, epoch=attached.epoch, blocks=len(lease.block_ids))
         self.wake()
         beat = asyncio.create_task(self._beat(session, attached.session_timeout_ms / 1000))
@@ -214,6 +215,19 @@ class Driver:
         self._moved_on |= bool(applied.updated)
         self._pump()
         self._listener.on_applied(applied)
+
+    def _on_lease_change(self, message: pb.LeaseChange) -> None:
+        """What has been granted is used from the next plan on, and what was recalled goes back with it."""
+        session = self._session
+        if session is None:
+            return
+        try:
+            self.scheduler.change_lease(decode_lease_change(message))
+        except Exception as error:  # as in _plan
+            log.exception("lease_change_failed")
+            session.end(f"change of the lease failed: {type(error).__name__}")
+            return
+        self.wake()
 
     def _check_idle(self, session: ExecutorSession) -> None:
         """When the last request is gone, no block may be in use. If one is, begin anew rather than lose it."""

@@ -18,7 +18,7 @@ def audit(state: CoreState) -> None:
     references = Counter(block for row in rows for block in columns.table(row))
     _require(pool.num_blank + pool.num_cached + pool.num_used == pool.num_leased, "blank + cached + used != leased")
     _require(pool.num_used == len(references), "used blocks are not those in tables")
-    for block in state.lease.block_ids:
+    for block in pool.leased:
         _require(pool.ref_count[block] == references[block], f"block {block}: count differs from table references")
         _require(pool.is_free(block) or block != 0, "block 0 is in use")
     cache.audit()
@@ -58,8 +58,10 @@ def audit(state: CoreState) -> None:
         _require(lengths == {group.num_tokens}, "the beams of a group differ in length")
     num_reserved = sum(len(group.places) for group in state.groups)
     _require(
-        columns.num_free_rows + num_reserved + len(rows) == state.num_rows, "free + reserved + used != leased rows"
+        columns.num_free_rows + num_reserved + len(rows) == columns.num_leased, "free + reserved + used != leased rows"
     )
+    _require(len(rows) <= state.tokens_per_step, "more rows run than a step has tokens")
+    _require(references.keys() <= pool.leased, "a table names a block that is not leased")
     beams = {beam.row for group in state.groups for beam in group.beams}
     _require(beams == {row for row in rows if _is_beam(columns.sequence[row])}, "a beam runs that is in no group")
     for fork in state.forks:

@@ -11,6 +11,7 @@ Allocating, sharing and releasing one block are O(1).
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 
 # From the ids of the leased blocks, and what is called with a cached block that is about to be used for something else.
 PoolMaker = Callable[[list[int], Callable[[int], None]], "BlockPool"]
@@ -27,14 +28,22 @@ class BlockPool:
     """
 
     def __init__(self, block_ids: Iterable[int], on_evict: Callable[[int], None]) -> None:
-        self._blank = list(block_ids)
-        self._blank.reverse()  # popped from the end: lowest id first
+        self._blank: list[int] = []
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._on_evict = on_evict
         self._keep: set[int] = set()
-        self.num_leased = len(self._blank)
+        self._leased: set[int] = set()
         self.num_freed = 0  # times that a block has become free
-        self.ref_count = [0] * (max(self._blank, default=0) + 1)
+        self.ref_count: list[int] = []
+        self.lend(list(block_ids))
+
+    @property
+    def num_leased(self) -> int:
+        return len(self._leased)
+
+    @property
+    def leased(self) -> AbstractSet[int]:
+        return self._leased
 
     @property
     def num_blank(self) -> int:
@@ -55,11 +64,26 @@ class BlockPool:
     def is_free(self, block: int) -> bool:
         return self.ref_count[block] == 0
 
+    def lend(self, blocks: Sequence[int]) -> None:
+        """These blocks are leased, too, and blank. Raises ValueError if one is leased already."""
+        if len(set(blocks)) != len(blocks) or not self._leased.isdisjoint(blocks):
+            raise ValueError(f"a block of these {len(blocks)} is there twice, or leased already")
+        self._leased.update(blocks)
+        self._blank[:0] = reversed(
+            blocks
+        )  # popped from the end: the first of them first, and those before even earlier
+        self.ref_count.extend([0] * (max(blocks, default=0) + 1 - len(self.ref_count)))
+        self.num_freed += len(blocks)
+
+    def take_back(self, count: int) -> list[int]:
+        """So many free blocks are leased no more, blank ones first. Raises OutOfBlocks."""
+        taken = self._take(count)
+        self._leased.difference_update(taken)
+        return taken
+
     def allocate(self, count: int) -> list[int]:
         """Take `count` free blocks, blank ones first, each with one reference. Raises OutOfBlocks."""
-        if count > self.num_free:
-            raise OutOfBlocks(f"{count} blocks asked for, {self.num_free} free")
-        taken = [self._blank.pop() if self._blank else self._evict() for _ in range(count)]
+        taken = self._take(count)
         for block in taken:
             self.ref_count[block] = 1
         return taken
@@ -93,6 +117,11 @@ class BlockPool:
         if block in self._cached:
             del self._cached[block]
             self._blank.append(block)
+
+    def _take(self, count: int) -> list[int]:
+        if count > self.num_free:
+            raise OutOfBlocks(f"{count} blocks asked for, {self.num_free} free")
+        return [self._blank.pop() if self._blank else self._evict() for _ in range(count)]
 
     def _evict(self) -> int:
         block, _ = self._cached.popitem(last=False)

@@ -19,8 +19,9 @@ class SequenceColumns:
     row share, 0 while the row is free; it grows with the order of admission.
     """
 
-    def __init__(self, row_ids: list[int], block_size: int) -> None:
-        size = max(row_ids, default=-1) + 1
+    def __init__(self, row_ids: list[int], block_size: int, most_rows: int = 0) -> None:
+        """Rows to come have ids below `most_rows`."""
+        size = max(most_rows, max(row_ids, default=-1) + 1)
         self.block_size = block_size
         self.num_tokens = np.zeros(size, np.int64)
         self.num_computed = np.zeros(size, np.int64)
@@ -36,13 +37,35 @@ class SequenceColumns:
         self.end_ids = np.full((size, 2), NO_TOKEN, np.int32)
         self.block_table = np.zeros((size, 8), np.int32)
         self.sequence: list[Sequence | None] = [None] * size
-        self._free = list(reversed(row_ids))
+        self._free: list[int] = []
+        self._leased: set[int] = set()
+        self.lend(row_ids)
         self._last_tenancy = 0
         self._running: np.ndarray | None = None  # cache of running_rows()
 
     @property
     def num_free_rows(self) -> int:
         return len(self._free)
+
+    @property
+    def num_leased(self) -> int:
+        return len(self._leased)
+
+    def lend(self, rows: list[int]) -> None:
+        """These rows are leased, too. Raises ValueError if one is already, or cannot be."""
+        if len(set(rows)) != len(rows) or not self._leased.isdisjoint(rows):
+            raise ValueError(f"a row of these {len(rows)} is there twice, or leased already")
+        if max(rows, default=0) >= len(self.tenancy) > 0:
+            raise ValueError(f"row {max(rows)} is leased; the largest lease has rows below {len(self.tenancy)}")
+        self._leased.update(rows)
+        self._free[:0] = reversed(rows)
+
+    def take_back(self, count: int) -> list[int]:
+        """So many free rows, the highest, are leased no more. There must be as many."""
+        taken = sorted(self._free)[len(self._free) - count :]
+        self._leased.difference_update(taken)
+        self._free = [row for row in self._free if row in self._leased]
+        return taken
 
     def running_rows(self) -> np.ndarray:
         """int64 [num_running]: the rows in order of admission."""

@@ -1,6 +1,7 @@
 """What the core says: one step's work as changes to the executor's rows. Mirrors `StepPlan` of executor.proto."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +16,21 @@ LogprobColumn = list[TokenLogprobs | None] | None
 MAX_SENT = 1 << 18
 
 
+class Amounts(NamedTuple):
+    """How much of each thing that an executor lends; `tokens` are those of a step."""
+
+    blocks: int
+    rows: int
+    tokens: int
+
+
+NO_AMOUNTS = Amounts(0, 0, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """What the executor has lent for one session."""
+    """What the executor has lent for one session, at its begin; `LeaseChange` and plans change it. No more rows than
+    tokens per step."""
 
     block_ids: list[int]
     row_ids: list[int]
@@ -28,6 +41,45 @@ class Lease:
     vocab_size: int = 1 << 31
     # Not 0: in a sequence that starts in its row with more known tokens than this the model turns keys otherwise.
     rope_switch_len: int = 0
+    # Of a session that has the executor to itself; at least what is lent here.
+    most_lent: Amounts = NO_AMOUNTS
+
+    @property
+    def most(self) -> Amounts:
+        """The largest lease there is."""
+        return Amounts(*map(max, self.most_lent, (len(self.block_ids), len(self.row_ids), self.tokens_per_step)))
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseChange:
+    """The lease grows by what is granted. What it has then beyond `keep` is to be returned."""
+
+    granted_blocks: list[int] = field(default_factory=list)
+    granted_rows: list[int] = field(default_factory=list)
+    granted_tokens: int = 0
+    keep: Amounts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """What the lease has no more once the plan that says so is issued."""
+
+    blocks: list[int]
+    rows: list[int]
+    tokens: int
+
+
+NOTHING_RETURNED = Returned([], [], 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What the sequences could use, and the least that the first of them, number `claim`, cannot go on without."""
+
+    wants: Amounts
+    least_blocks: int
+    least_rows: int
+    claim: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +155,8 @@ class Plan:
     num_tokens: Int32s
     samples: NDArray[np.bool_]
     masks: Masks = NO_MASKS
+    returned: Returned = NOTHING_RETURNED
+    demand: Demand | None = None  # None: as told before
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,9 @@ import numpy as np
 from scheduler_svc.core import prompt_scores
 from scheduler_svc.core.beam_group import BeamGroup
 from scheduler_svc.core.beams import Beams
+from scheduler_svc.core.lending import Lending
 from scheduler_svc.core.masking import Masking
-from scheduler_svc.core.plan import MAX_SENT, Copies, JoinedRow, Plan, StartedRow
+from scheduler_svc.core.plan import MAX_SENT, NOTHING_RETURNED, Copies, Demand, JoinedRow, Plan, StartedRow
 from scheduler_svc.core.prompt_scores import Scored
 from scheduler_svc.core.room import Room, RoomMaker
 from scheduler_svc.core.sequence import Sequence, State
@@ -17,8 +18,9 @@ from scheduler_svc.core.state import CoreState, InFlight
 class Planner:
     """See `Room` for `watermark`."""
 
-    def __init__(self, state: CoreState, watermark: float, make_room: RoomMaker = Room) -> None:
+    def __init__(self, state: CoreState, lending: Lending, watermark: float, make_room: RoomMaker = Room) -> None:
         self._state = state
+        self._lending = lending
         self._masking = Masking(state)
         self._sharing = Sharing(state, self._masking)
         self._beams = Beams(state)
@@ -33,19 +35,23 @@ class Planner:
         started = self._admit_alone()
         growing, blocks = self._grow()
         copies = self._sharing.copy_on_write(self._state.rows_of_step())
-        preempted = self._settle() or self._make_way()
+        preempted = self._settle()
+        returned = self._lending.give_back()
+        preempted = preempted or self._make_way()
         if preempted:  # at once: samples that join may take the rows of the victims
             kept = self._state.columns.tenancy[growing] > 0
             growing, blocks, copies = growing[kept], blocks[kept], self._kept(copies)
         rows, num_tokens, num_single = self._schedule_running(admits=not preempted)
         if not (preempted or self._state.running_alone):
             promised = sum(map(self._promise, self._leaders_at_end(rows, num_tokens)))
-            started, chunks = self._admit(self._state.lease.tokens_per_step - int(num_tokens.sum()), promised)
+            started, chunks = self._admit(self._state.tokens_per_step - int(num_tokens.sum()), promised)
             if started:
                 computed = [start.row for start, chunk in zip(started, chunks, strict=True) if chunk]
                 rows = np.concatenate([rows, computed])
                 num_tokens = np.concatenate([num_tokens, [chunk for chunk in chunks if chunk]])
-        if not (len(rows) or self._state.ended_rows or even_if_empty):
+        says_something = bool(len(rows) or self._state.ended_rows or returned is not NOTHING_RETURNED)
+        demand = self._demand(says_something, even_if_empty)
+        if not (says_something or even_if_empty or demand is not None):
             return None
         samples = self._advance(rows, num_tokens, num_single)
         scored = prompt_scores.planned(self._state, rows, num_tokens) if self._state.scoring else ()
@@ -72,7 +78,15 @@ class Planner:
             num_tokens=num_tokens.astype(np.int32),
             samples=samples,
             masks=masks,
+            returned=returned,
+            demand=demand,
         )
+
+    def _demand(self, says_something: bool, even_if_empty: bool) -> Demand | None:
+        """Told with plans that are made anyway; in one of its own where somebody else might give what is lacking."""
+        if says_something or even_if_empty or self._lending.shares:
+            return self._lending.news(anyhow=even_if_empty)
+        return None
 
     def _grow(self) -> tuple[np.ndarray, np.ndarray]:
         """A block for each row whose next position has none. `_settle` in the plan before has seen to it that there are
@@ -92,9 +106,11 @@ class Planner:
         return columns.num_tokens[rows] + columns.in_flight[rows] < columns.max_total[rows]
 
     def _settle(self) -> bool:
-        """Preempt, last in the order first, until the step after this one cannot run out of blocks."""
-        preempted = False
-        while (need := self._room.growth()) > self._state.cache.pool.num_free:
+        """Preempt, last in the order first, until what is to be returned is free and the step after this one cannot
+        run out of blocks."""
+        preempted, owed = False, self._lending.owed
+        pool, columns = self._state.cache.pool, self._state.columns
+        while (need := self._room.growth()) > pool.num_free - owed.blocks or owed.rows > columns.num_free_rows:
             running = self._state.columns.running_rows().tolist()
             victim = max(map(self._state.sequence_in, running), key=lambda sequence: sequence.rank)
             self._state.counters.preemptions += 1
@@ -128,7 +144,7 @@ class Planner:
         if self._state.queue.has_tiers and not self._state.running_alone:
             order = self._room.in_order(several, admits)
             several, remaining = several[order], remaining[order]
-        left = np.maximum(self._state.lease.tokens_per_step - len(single) - np.cumsum(remaining), -remaining)
+        left = np.maximum(self._state.tokens_per_step - len(single) - np.cumsum(remaining), -remaining)
         chunks = remaining + np.minimum(left, 0)
         several = several[chunks > 0]
         num_tokens = np.concatenate([np.ones(len(single), np.int64), chunks[chunks > 0]])
@@ -139,6 +155,8 @@ class Planner:
         sequence = self._state.queue.first()
         if sequence is None or not sequence.alone or sequence.num_owed or self._state.running_alone:
             return []
+        if any(self._lending.owed):
+            return []  # in the next plan: this one may have to preempt
         if sequence.needs_mask or not self._state.columns.num_free_rows:
             return []
         self._room.reserve = self._room.growth()

@@ -163,7 +163,7 @@ class Room:
         nobody starts, whoever gives way."""
         columns, rows = self._state.columns, np.setdiff1d(self._state.rows_of_step(), below)
         remaining = columns.num_tokens[rows] + columns.in_flight[rows] - columns.num_computed[rows]
-        return int(remaining[remaining > 1].sum()) >= 2 * self._state.lease.tokens_per_step
+        return int(remaining[remaining > 1].sum()) >= 2 * self._state.tokens_per_step
 
     def _suffice(self, victims: list[Sequence], need: Need) -> bool:
         state = self._state

@@ -17,8 +17,9 @@ when it has caught up its last logits give one more token.
 from scheduler_svc.core.admission import AdmissionQueue
 from scheduler_svc.core.blocks import BlockPool, PoolMaker
 from scheduler_svc.core.cache_events import CacheEvents
+from scheduler_svc.core.lending import Lending
 from scheduler_svc.core.masking import Masking
-from scheduler_svc.core.plan import Lease, Plan, Result
+from scheduler_svc.core.plan import Lease, LeaseChange, Plan, Result
 from scheduler_svc.core.planner import Planner
 from scheduler_svc.core.results import Applied, Results
 from scheduler_svc.core.room import Room, RoomMaker
@@ -27,7 +28,7 @@ from scheduler_svc.core.state import NO_LEASE, CoreState
 
 
 class NeverFits(Exception):
-    """The sequence can never be computed under the present lease."""
+    """The sequence can never be computed, even under the largest lease."""
 
 
 class Scheduler:
@@ -49,7 +50,8 @@ class Scheduler:
     ) -> None:
         queue = AdmissionQueue() if queue is None else queue
         self.state = CoreState(prefix_caching, longest, queue, cache_events or CacheEvents(), make_pool)
-        self._planner = Planner(self.state, watermark, make_room)
+        self._lending = Lending(self.state)
+        self._planner = Planner(self.state, self._lending, watermark, make_room)
         self._results = Results(self.state)
         self._masking = Masking(self.state)
 
@@ -132,6 +134,11 @@ class Scheduler:
         answers = [] if sequence.group is None else sequence.group.answers
         for member in (sequence, *sequence.held, *answers):
             member.scheduler = self
+
+    def change_lease(self, change: LeaseChange) -> None:
+        """Take in what is granted; what is to be returned goes with the next plan. Raises ValueError where something is
+        granted that is leased already."""
+        self._lending.change(change)
 
     def cancel(self, sequence: Sequence) -> None:
         """End the sequence now, wherever it is; its tokens in flight will be dropped. Harmless if it has ended."""

@@ -67,7 +67,7 @@ class InFlight:
 
 
 class CoreState:
-    """The sequences, running and waiting, and the blocks of one lease. Planner and results are written upon it."""
+    """The sequences, running and waiting, and what is leased. Planner and results are written upon it."""
 
     def __init__(
         self,
@@ -91,8 +91,8 @@ class CoreState:
         """A new lease, with nothing in its blocks and rows. What waits is bounded by `bound`, sequence by sequence."""
         self.lease = lease
         self.cache = PrefixCache(lease.block_ids, self.cache_events, self._make_pool)
-        # No more rows than tokens per step, so that every step has a token for each.
-        self.columns = SequenceColumns(lease.row_ids[: lease.tokens_per_step], lease.block_size)
+        self.columns = SequenceColumns(lease.row_ids, lease.block_size, lease.most.rows)
+        self.tokens_per_step = lease.tokens_per_step  # present share; `lease` tells what was lent at the begin
         self.in_flight: deque[InFlight] = deque()
         self.last_in_flight: InFlight | None = None
         self.leaders: list[Sequence] = []  # that run, or ran, and for which other samples are held
@@ -105,12 +105,13 @@ class CoreState:
 
     @property
     def capacity_tokens(self) -> int:
-        """Most tokens of a sequence that runs alone; its last one needs no slot."""
-        return len(self.lease.block_ids) * self.lease.block_size + 1
+        """Most tokens of a sequence that has all blocks of the largest lease; its last one needs no slot."""
+        return self.lease.most.blocks * self.lease.block_size + 1
 
     @property
     def num_rows(self) -> int:
-        return min(len(self.lease.row_ids), self.lease.tokens_per_step)
+        """Of the largest lease."""
+        return self.lease.most.rows
 
     @property
     def max_model_len(self) -> int:
@@ -138,7 +139,7 @@ class CoreState:
         return int(unused.sum())
 
     def bound(self, sequence: Sequence) -> bool:
-        """Set how long the sequence may become under this lease. False if it can never be computed.
+        """Set how long the sequence may become under the largest lease. False if it can never be computed.
 
         What `max_tokens` and the model's length allow; where max_tokens is open, no more than the blocks can hold.
         """
@@ -152,11 +153,11 @@ class CoreState:
         return known < length <= capacity
 
     def capacity_of(self, sequence: Sequence) -> int:
-        """Most tokens of the sequence, or each beam of its group, with all of the lease; 0 if that lacks rows."""
+        """Most tokens of the sequence, or each beam of its group, with the largest lease; 0 if that lacks rows."""
         if sequence.group is None:
             return self.capacity_tokens
         enough = sequence.group.parameters.width <= self.num_rows
-        return sequence.group.capacity_tokens(len(self.lease.block_ids), self.lease.block_size) if enough else 0
+        return sequence.group.capacity_tokens(self.lease.most.blocks, self.lease.block_size) if enough else 0
 
     def stretch(self, sequence: Sequence) -> None:
         """Note which keys the sequence has if it starts with the tokens that it has now."""

@@ -6,7 +6,19 @@ from itertools import islice
 import numpy as np
 
 from paged.v1 import executor_pb2 as pb
-from scheduler_svc.core.plan import JoinedRow, Lease, LogprobColumn, Plan, Result, StartedRow
+from scheduler_svc.core.plan import (
+    NOTHING_RETURNED,
+    Amounts,
+    Demand,
+    JoinedRow,
+    Lease,
+    LeaseChange,
+    LogprobColumn,
+    Plan,
+    Result,
+    Returned,
+    StartedRow,
+)
 from scheduler_svc.core.sequence import Sampling, TokenLogprobs
 from scheduler_svc.core.token_rules import NO_RULES, TokenRules
 
@@ -48,6 +60,10 @@ def encode_plan(plan: Plan, epoch: int, session: int) -> bytes:
     message.scheduled_samples = plan.samples.tobytes()
     if plan.masks.rows:
         message.mask_rows, message.masks = _bytes(plan.masks.rows), b"".join(plan.masks.masks)
+    if plan.returned is not NOTHING_RETURNED:
+        _add_returned(message, plan.returned)
+    if plan.demand is not None:
+        message.demand.CopyFrom(_demand(plan.demand))
     return envelope.SerializeToString()
 
 
@@ -62,6 +78,7 @@ def decode_lease(attached: pb.Attached) -> Lease:
         max_model_len=attached.model.max_model_len,
         vocab_size=attached.model.vocab_size,
         rope_switch_len=attached.model.rope_switch_len,
+        most_lent=Amounts(attached.lease.most_blocks, attached.lease.most_rows, attached.lease.most_tokens_per_step),
     )
     _check_ids("block_ids", lease.block_ids, 1, MAX_BLOCK_ID)
     _check_ids("row_ids", lease.row_ids, 0, MAX_ROW_ID)
@@ -69,7 +86,29 @@ def decode_lease(attached: pb.Attached) -> Lease:
         raise MalformedMessage(f"lease.plans_in_flight: {lease.plans_in_flight}, must be 1 to {MAX_PLANS_IN_FLIGHT}")
     if min(lease.tokens_per_step, lease.block_size, lease.max_model_len, lease.vocab_size) < 1:
         raise MalformedMessage("lease: tokens_per_step, block_size, max_model_len and vocab_size must be at least 1")
+    if lease.tokens_per_step < len(lease.row_ids):
+        raise MalformedMessage(
+            f"lease.tokens_per_step: {lease.tokens_per_step}, {len(lease.row_ids)} rows need as many"
+        )
+    if lease.most.blocks > MAX_BLOCK_ID or lease.most.rows > MAX_ROW_ID + 1:
+        raise MalformedMessage(f"lease.most_rows: {lease.most.rows}, most_blocks: {lease.most.blocks}: too many")
     return lease
+
+
+def decode_lease_change(message: pb.LeaseChange) -> LeaseChange:
+    """Raises MalformedMessage where ids cannot be; whether they are new is looked at by the core."""
+    recall = message.recall
+    change = LeaseChange(
+        granted_blocks=_ints(message.granted_blocks).tolist(),
+        granted_rows=_ints(message.granted_rows).tolist(),
+        granted_tokens=message.granted_tokens_per_step,
+        keep=Amounts(recall.blocks, recall.rows, recall.tokens_per_step) if message.HasField("recall") else None,
+    )
+    if change.granted_blocks:
+        _check_ids("block_ids", change.granted_blocks, 1, MAX_BLOCK_ID)
+    if change.granted_rows:
+        _check_ids("row_ids", change.granted_rows, 0, MAX_ROW_ID)
+    return change
 
 
 def _check_ids(name: str, ids: list[int], lowest: int, highest: int) -> None:
@@ -116,6 +155,23 @@ def _logprobs(message: pb.StepResult, wanted: Items[int | None]) -> LogprobColum
         )
         begin = end
     return entries
+
+
+def _add_returned(message: pb.StepPlan, returned: Returned) -> None:
+    message.returned_blocks, message.returned_rows = _bytes(returned.blocks), _bytes(returned.rows)
+    message.returned_tokens_per_step = returned.tokens
+
+
+def _demand(demand: Demand) -> pb.Demand:
+    blocks, rows, tokens = demand.wants
+    return pb.Demand(
+        blocks=blocks,
+        rows=rows,
+        tokens_per_step=tokens,
+        least_blocks=demand.least_blocks,
+        least_rows=demand.least_rows,
+        claim=demand.claim,
+    )
 
 
 def _started_row(start: StartedRow) -> pb.StartedRow:

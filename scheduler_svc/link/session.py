@@ -49,7 +49,8 @@ class LinkOptions:
 
 class ExecutorSession:
     """Use: `session = ExecutorSession(...)`, `attached = await session.attach()`, then `send` plans; `on_result` is
-    called with each result; `lost` is a future that gets the reason when the session ends. `close` ends it."""
+    called with each result, what `follow_lease` is given with each change of the lease; `lost` is a future that gets
+    the reason when the session ends. `close` ends it."""
 
     def __init__(self, context: zmq.Context, options: LinkOptions) -> None:
         self._options = options
@@ -64,6 +65,8 @@ class ExecutorSession:
         self._sent_at: deque[float] = deque()
         self._last_sent_at = time.monotonic()
         self.on_result: Callable[[pb.StepResult], None] | None = None
+        self._on_lease_change: Callable[[pb.LeaseChange], None] | None = None
+        self._early_changes: list[pb.LeaseChange] = []
         self._socket = context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
@@ -108,6 +111,13 @@ class ExecutorSession:
         self._result_timeout_s = max(self._options.result_timeout_s, 5 * attached.worst_step_ms / 1000)
         self._watching = asyncio.create_task(self._watch_results())
         return attached, lease
+
+    def follow_lease(self, on_change: Callable[[pb.LeaseChange], None]) -> None:
+        """Call this with each change of the lease, those that came right behind the lease included."""
+        self._on_lease_change = on_change
+        early, self._early_changes = self._early_changes, []
+        for change in early:
+            self._take_lease_change(change)
 
     async def fetch_tokenizer(self) -> bytes:
         """The executor's tokenizer bundle. Raises SessionLost."""
@@ -213,6 +223,8 @@ class ExecutorSession:
             case "fault":
                 refused = message.fault.scope == pb.Fault.SCOPE_REFUSED
                 self._lose(SessionLost(message.fault.reason, refused=refused))
+            case "lease_change":
+                self._take_lease_change(message.lease_change)
             case "tokenizer_chunk":
                 self._take_chunk(message.tokenizer_chunk)
             case None:
@@ -225,6 +237,12 @@ class ExecutorSession:
             raise MalformedMessage("a result without a plan")
         self._sent_at.popleft()
         self.on_result(result)
+
+    def _take_lease_change(self, change: pb.LeaseChange) -> None:
+        if self._on_lease_change is None:
+            self._early_changes.append(change)
+        elif not self.lost.done() and (change.epoch, change.session) == (self._epoch, self._session):
+            self._on_lease_change(change)
 
     def _take_chunk(self, chunk: pb.TokenizerChunk) -> None:
         if self._bundle is None or self._bundle.done():

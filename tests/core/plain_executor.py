@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable
 
-from scheduler_svc.core.plan import Copies, Lease, Plan, Result
+from scheduler_svc.core.plan import Copies, Lease, Plan, Result, Returned
 from scheduler_svc.core.sequence import TokenLogprobs
 
 VOCAB_SIZE = 50
@@ -118,12 +118,22 @@ class PlainExecutor:
             else:
                 assert likes[row] == computing, "a joined row is not behind the one that it is like"
                 self.rows[row]["computed"] = self.rows[computing]["computed"]
+        self._give_back(plan.returned)
         masks = dict(zip(plan.masks.rows, map(unpacked, plan.masks.masks), strict=True))
         sampling = [row for row, _, samples in scheduled if samples]
         assert masks.keys() <= set(sampling), "a mask for a row that draws nothing"
         logprobs = [self._logprobs(self.rows[row]) for row in sampling]
         tokens = _int32([self._sample(self.rows[row], masks.get(row)) for row in sampling])
         return Result(plan.step, tokens, logprobs if any(logprobs) else None, prompts)
+
+    def _give_back(self, returned: Returned) -> None:
+        """Others write into what is returned."""
+        assert not self.rows.keys() & set(returned.rows), "a row is returned and live"
+        used = {block for row in self.rows.values() for block in row["table"]}
+        assert not used & set(returned.blocks), "a block is returned and in a table"
+        for block in returned.blocks:
+            for offset in range(self.block_size):
+                self.slots.pop(block * self.block_size + offset, None)
 
     def _logprobs(self, row: dict) -> TokenLogprobs | None:
         wanted, index = row["sampling"].logprobs, row["sampling"].index

@@ -25,7 +25,7 @@ class Run:
         cache_events: CacheEvents | None = None,
         prefix_caching: bool = True,
     ) -> None:
-        blocks, rows = list(range(1, num_blocks + 1)), list(range(num_rows))
+        blocks, rows = list(range(1, num_blocks + 1)), list(range(min(num_rows, tokens_per_step)))
         self.lease = Lease(blocks, rows, tokens_per_step, block_size, rope_switch_len=rope_switch_len)
         self.scheduler = Scheduler(queue=queue, cache_events=cache_events, prefix_caching=prefix_caching)
         self.scheduler.attach(self.lease)

@@ -11,7 +11,7 @@ from scheduler_svc.core.accounts import Accounts
 from scheduler_svc.core.admission import AdmissionQueue
 from scheduler_svc.core.audit import audit
 from scheduler_svc.core.cache_events import CacheEvents
-from scheduler_svc.core.plan import Lease, Plan, Result
+from scheduler_svc.core.plan import Amounts, Lease, LeaseChange, Plan, Result, Returned
 from scheduler_svc.core.results import ResultMismatch
 from scheduler_svc.core.scheduler import NeverFits, Scheduler
 from scheduler_svc.core.sequence import EndReason, Sampling, Sequence, State
@@ -30,7 +30,7 @@ leases = st.fixed_dictionaries(
     {
         "num_blocks": st.one_of(st.integers(2, 11), st.integers(12, 40)),
         "num_rows": st.integers(2, 10),
-        "budget": st.integers(1, 40),
+        "tokens_to_spare": st.integers(0, 40),
         "block_size": st.sampled_from([1, 4, 16]),
         "max_model_len": st.sampled_from([40, 1000]),
         "rope_switch_len": st.sampled_from([0, 0, 8, 21]),
@@ -112,20 +112,86 @@ class Core(RuleBasedStateMachine):
         self._attach(**lease)
 
     def _attach(
-        self, num_blocks: int, num_rows: int, budget: int, block_size: int, max_model_len: int, rope_switch_len: int
+        self,
+        num_blocks: int,
+        num_rows: int,
+        tokens_to_spare: int,
+        block_size: int,
+        max_model_len: int,
+        rope_switch_len: int,
     ) -> None:
         # Ids as a lease may have them: without order, never 0.
         blocks, rows = list(range(3 * num_blocks, 0, -3)), list(range(num_rows, 0, -1))
         self.block_size = block_size
         self.lease = Lease(
-            blocks, rows, budget, block_size, max_model_len=max_model_len, rope_switch_len=rope_switch_len
+            blocks,
+            rows,
+            num_rows + tokens_to_spare,
+            block_size,
+            max_model_len=max_model_len,
+            rope_switch_len=rope_switch_len,
         )
         hopeless = self.scheduler.attach(self.lease)
         assert all(s.state is State.ENDED for s in hopeless)
         others = {answer for answers, _ in self.searches for answer in answers[1:]}
         assert not any(self.scheduler.state.bound(s) for s in hopeless if s not in others)
         self.executor = PlainExecutor(self.lease)
+        self.elsewhere = Returned([], [], 0)  # what others have of it
+        self.keep: Amounts | None = None
         self.attached = True
+
+    @precondition(lambda self: self.attached)
+    @rule(data=st.data())
+    def recall(self, data: st.DataObject) -> None:
+        """Others are to have a part of the lease; at most all of it."""
+        held = self._held()
+        rows = data.draw(st.integers(0, held.rows))
+        tokens = data.draw(st.integers(min(rows + 1, held.tokens), held.tokens))
+        self.keep = Amounts(data.draw(st.integers(0, held.blocks)), rows, tokens)
+        self.scheduler.change_lease(LeaseChange(keep=self.keep))
+
+    @precondition(lambda self: self.attached and any(self._elsewhere_amounts()))
+    @rule(data=st.data())
+    def grant(self, data: st.DataObject) -> None:
+        blocks, rows, tokens = (data.draw(st.integers(0, amount)) for amount in self._elsewhere_amounts())
+        held = self._held()
+        self._grant(blocks, max(0, min(rows, held.tokens + tokens - held.rows)), tokens)
+
+    def _grant(self, num_blocks: int, num_rows: int, num_tokens: int) -> None:
+        blocks, rows, tokens = self.elsewhere.blocks, self.elsewhere.rows, self.elsewhere.tokens
+        change = LeaseChange(blocks[:num_blocks], rows[:num_rows], num_tokens)
+        self.scheduler.change_lease(change)
+        self.elsewhere = Returned(blocks[num_blocks:], rows[num_rows:], tokens - num_tokens)
+        self.keep = None
+
+    def _held(self) -> Amounts:
+        state = self.scheduler.state
+        return Amounts(state.cache.pool.num_leased, state.columns.num_leased, state.tokens_per_step)
+
+    def _elsewhere_amounts(self) -> Amounts:
+        return Amounts(len(self.elsewhere.blocks), len(self.elsewhere.rows), self.elsewhere.tokens)
+
+    def _check_returned(self, plan: Plan, held: Amounts) -> None:
+        """What was recalled goes back with the next plan, all of it and nothing else."""
+        returned, gone = (
+            plan.returned,
+            Amounts(len(plan.returned.blocks), len(plan.returned.rows), plan.returned.tokens),
+        )
+        left = Amounts(*(amount - less for amount, less in zip(held, gone, strict=True)))
+        assert left == self._held()
+        if self.keep is None:
+            assert not any(gone)
+        else:
+            assert left.blocks == min(held.blocks, self.keep.blocks)
+            assert left.rows == min(held.rows, self.keep.rows)
+            assert left.tokens == min(held.tokens, max(self.keep.tokens, left.rows))
+        self.keep = None
+        others = self.elsewhere
+        self.elsewhere = Returned(
+            others.blocks + returned.blocks, others.rows + returned.rows, others.tokens + returned.tokens
+        )
+        lent = [*self.scheduler.state.cache.pool.leased, *self.elsewhere.blocks]
+        assert sorted(lent) == sorted(self.lease.block_ids), "a block is lost, or in two leases"
 
     @precondition(lambda self: self.attached)
     @rule(suspected=st.booleans())
@@ -229,10 +295,13 @@ class Core(RuleBasedStateMachine):
         before = self._free_blocks()
         running = self._running()
         waited = list(self.scheduler.state.queue)
+        held = self._held()
         plan = self.scheduler.plan()
         if plan is None:
+            assert self.keep is None or not any(h > k for h, k in zip(held, self.keep, strict=True))
             return False
         self.waiting_plans.append(plan)
+        self._check_returned(plan, held)
         taken = set(plan.appended_blocks.tolist()) | {b for s in plan.started for b in s.blocks}
         taken |= set(plan.copies.destinations)
         shared = {b for s in plan.started for b in s.blocks[: s.num_computed // self.block_size]}
@@ -242,7 +311,7 @@ class Core(RuleBasedStateMachine):
         computed = [self.scheduler.state.sequence_in(row) for row in plan.rows.tolist()]
         assert not victims & set(computed), "a victim is in the plan"
         assert not (victims and plan.started), "a step that preempts admits nobody"
-        assert plan.num_tokens.sum() <= self.lease.tokens_per_step
+        assert plan.num_tokens.sum() <= self.scheduler.state.tokens_per_step
         if any(sequence.alone for sequence in self._running()):
             assert all(s.alone for s in computed), "a sequence that must be alone has company"
             assert len(computed) <= 1, "two sequences that must be alone"
@@ -279,10 +348,11 @@ class Core(RuleBasedStateMachine):
             assert first is None or self.scheduler.state.sequence_in(start.row).rank < first.rank
 
     def _free_blocks(self) -> set[int]:
-        return {block for block in self.lease.block_ids if self.scheduler.state.cache.pool.is_free(block)}
+        pool = self.scheduler.state.cache.pool
+        return {block for block in pool.leased if pool.is_free(block)}
 
     def _budget_spent(self, plan: Plan) -> bool:
-        return int(plan.num_tokens.sum()) == self.lease.tokens_per_step
+        return int(plan.num_tokens.sum()) == self.scheduler.state.tokens_per_step
 
     def _nothing_to_do(self, rows: set[int]) -> bool:
         columns = self.scheduler.state.columns
@@ -389,6 +459,7 @@ class Core(RuleBasedStateMachine):
         """Everything that is still wanted ends, in a bounded number of steps, and leaves no block behind."""
         if not self.attached:
             self._attach(60, 5, 40, 4, 1000, 0)
+        self._grant(*self._elsewhere_amounts())
         for _ in range(1000 + 600 * (len(self.sequences) + len(self.searches))):
             while len(self.waiting_plans) < 2 and self._plan():
                 pass

@@ -6,12 +6,23 @@ holds the session until its stdin ends or it is killed.
 
 import sys
 import time
+from collections import deque
 from typing import Self
 
 import zmq
 
 from executor_svc.sessions import PROTOCOL_VERSION
-from paged.v1.executor_pb2 import Attach, Attached, Detach, Fault, StepPlan, StepResult, ToExecutor, ToScheduler
+from paged.v1.executor_pb2 import (
+    Attach,
+    Attached,
+    Detach,
+    Fault,
+    LeaseChange,
+    StepPlan,
+    StepResult,
+    ToExecutor,
+    ToScheduler,
+)
 
 TIMEOUT_S = 10.0
 
@@ -26,6 +37,7 @@ class PlanClient:
         self._socket.connect(endpoint)
         self.attached = Attached()
         self.step = 0
+        self.changes: deque[LeaseChange] = deque()
 
     def __enter__(self) -> Self:
         return self
@@ -40,14 +52,28 @@ class PlanClient:
         self._socket.send(ToExecutor(**message).SerializeToString())
 
     def receive(self, timeout_s: float = TIMEOUT_S) -> ToScheduler:
-        """The next message that says something: an executor that wonders whether we are there sends empty ones."""
+        """The next message that says something: an executor that wonders whether we are there sends empty ones. Changes
+        of the lease are put by."""
         end = time.monotonic() + timeout_s
         while (left := end - time.monotonic()) > 0:
             if self._socket.poll(left * 1e3):
                 message = ToScheduler.FromString(self._socket.recv())
-                if message.WhichOneof("message"):
+                if message.HasField("lease_change"):
+                    self.changes.append(message.lease_change)
+                elif message.WhichOneof("message"):
                     return message
         raise AssertionError(f"nothing received in {timeout_s} s")
+
+    def change(self) -> LeaseChange:
+        """The next change of the lease; nothing else may come before it."""
+        end = time.monotonic() + TIMEOUT_S
+        while not self.changes:
+            assert self._socket.poll(max(0, end - time.monotonic()) * 1e3), "no change of the lease"
+            message = ToScheduler.FromString(self._socket.recv())
+            if message.WhichOneof("message"):
+                assert message.HasField("lease_change"), message
+                self.changes.append(message.lease_change)
+        return self.changes.popleft()
 
     def is_kept_waiting(self) -> bool:
         """The executor's answer to our Attach is to see whether we are still there."""

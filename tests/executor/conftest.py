@@ -8,7 +8,8 @@ import pytest
 from tests.executor.client import PlanClient
 from tests.processes import Service, start_executor
 
-SIMULATED = ("--simulate", "--num-blocks", "64", "--max-rows", "8", "--tokens-per-step", "32", "--log-format", "json")
+POOL = ("--num-blocks", "64", "--max-rows", "8", "--tokens-per-step", "32", "--recall-timeout-s", "60")
+SIMULATED = ("--simulate", *POOL, "--log-format", "json")
 
 
 @pytest.fixture

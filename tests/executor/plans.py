@@ -63,12 +63,11 @@ def make_batch(
     max_model_len: int = 24,
     rope_switch_len: int = 0,
     min_saved_tokens: int = MIN_SAVED_TOKENS,
-) -> tuple[ResidentBatch, Lease]:
+) -> ResidentBatch:
     """A batch of which one session has all but the last row and the last two blocks; those are another session's."""
-    ownership = Ownership(num_rows, num_blocks)
+    ownership = Ownership(num_rows, num_blocks, tokens_per_step=32)
     rows, blocks = np.arange(num_rows, dtype=np.int32), np.arange(num_blocks, dtype=np.int32)
-    lease = Lease(blocks[1:-2], rows[:-1], tokens_per_step=16, plans_in_flight=2)
-    ownership.lend(SESSION, lease)
-    ownership.lend(OTHER_SESSION, Lease(blocks[-2:], rows[-1:], tokens_per_step=16, plans_in_flight=2))
+    ownership.lend(SESSION, Lease(blocks[1:-2], rows[:-1], tokens_per_step=16))
+    ownership.lend(OTHER_SESSION, Lease(blocks[-2:], rows[-1:], tokens_per_step=16))
     limits = Limits(vocab_size, max_model_len, block_size, rope_switch_len)
-    return ResidentBatch(ownership, limits, min_saved_tokens=min_saved_tokens), lease
+    return ResidentBatch(ownership, limits, min_saved_tokens=min_saved_tokens)

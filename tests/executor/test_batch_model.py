@@ -146,7 +146,7 @@ def check_rows(batch: ResidentBatch, naive: Naive) -> None:
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_rows_and_steps_are_what_plain_lists_say(data: st.DataObject) -> None:
-    batch, lease = make_batch(
+    batch = make_batch(
         num_rows=NUM_ROWS + 1,
         num_blocks=NUM_BLOCKS,
         block_size=BLOCK_SIZE,
@@ -158,7 +158,7 @@ def test_rows_and_steps_are_what_plain_lists_say(data: st.DataObject) -> None:
         expected = ExpectedStep()
         plan = draw_deltas(data, naive, expected)
         draw_schedule(data, naive, plan, expected)
-        applied = batch.apply(read_plan(plan), SESSION, lease)
+        applied = batch.apply(read_plan(plan), SESSION)
         check_rows(batch, naive)
         if not applied.needs_step:
             assert not expected.rows

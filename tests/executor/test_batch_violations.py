@@ -15,12 +15,12 @@ from tests.rules import rule_columns
 
 
 @pytest.fixture
-def batch_and_lease() -> tuple[ResidentBatch, Lease]:
+def batch() -> ResidentBatch:
     """Row 0 has 6 tokens in blocks 1, 2, of which 4 are computed; row 1 has 4 in block 3 and has sampled one more."""
-    batch, lease = make_batch()
+    batch = make_batch()
     plan = StepPlan(started=[start(0, range(10, 16), [1, 2]), start(1, range(20, 24), [3, 4])])
-    batch.apply(read_plan(schedule(plan, (0, 4, False), (1, 4, True))), SESSION, lease)
-    return batch, lease
+    batch.apply(read_plan(schedule(plan, (0, 4, False), (1, 4, True))), SESSION)
+    return batch
 
 
 def snapshot(batch: ResidentBatch) -> tuple[object, ...]:
@@ -265,21 +265,17 @@ VIOLATIONS = {
 
 
 @pytest.mark.parametrize("name", VIOLATIONS)
-def test_a_violation_is_refused_by_name_and_leaves_no_trace(
-    name: str, batch_and_lease: tuple[ResidentBatch, Lease]
-) -> None:
-    batch, lease = batch_and_lease
+def test_a_violation_is_refused_by_name_and_leaves_no_trace(name: str, batch: ResidentBatch) -> None:
     place, plan = VIOLATIONS[name]
     before = snapshot(batch)
     with pytest.raises(PlanViolation) as refusal:
-        batch.apply(read_plan(plan), SESSION, lease)
+        batch.apply(read_plan(plan), SESSION)
     assert refusal.value.column == place
     assert snapshot(batch) == before
 
 
 @pytest.mark.parametrize("last", ["scheduled twice", "table too long", "foreign copy"])
-def test_good_changes_before_the_violation_are_undone(last: str, batch_and_lease: tuple[ResidentBatch, Lease]) -> None:
-    batch, lease = batch_and_lease
+def test_good_changes_before_the_violation_are_undone(last: str, batch: ResidentBatch) -> None:
     plan = a_good_delta()
     if last == "scheduled twice":
         schedule(plan, (0, 1, False), (0, 1, False))
@@ -292,32 +288,29 @@ def test_good_changes_before_the_violation_are_undone(last: str, batch_and_lease
         plan.copy_destinations += column([4])
     before = snapshot(batch)
     with pytest.raises(PlanViolation):
-        batch.apply(read_plan(plan), SESSION, lease)
+        batch.apply(read_plan(plan), SESSION)
     assert snapshot(batch) == before
-    batch.apply(read_plan(a_good_delta()), SESSION, lease)
+    batch.apply(read_plan(a_good_delta()), SESSION)
     assert batch.block_tables[0, :3].tolist() == [1, 9, 7]
     assert batch.block_tables[1, :3].tolist() == [5, 6, 8]
 
 
-def test_a_row_may_use_all_of_the_models_length(batch_and_lease: tuple[ResidentBatch, Lease]) -> None:
-    batch, lease = batch_and_lease
+def test_a_row_may_use_all_of_the_models_length(batch: ResidentBatch) -> None:
     plan = StepPlan(started=[start(2, [1] * 23, range(4, 10), num_computed=20)])
-    batch.apply(read_plan(schedule(plan, (2, 3, True))), SESSION, lease)
+    batch.apply(read_plan(schedule(plan, (2, 3, True))), SESSION)
     assert batch.num_sampled[2] == 1
-    batch.apply(read_plan(schedule(StepPlan(), (2, 1, False))), SESSION, lease)
+    batch.apply(read_plan(schedule(StepPlan(), (2, 1, False))), SESSION)
     assert batch.num_computed[2] == 24
 
 
-def test_an_empty_plan_changes_nothing(batch_and_lease: tuple[ResidentBatch, Lease]) -> None:
-    batch, lease = batch_and_lease
+def test_an_empty_plan_changes_nothing(batch: ResidentBatch) -> None:
     before = snapshot(batch)
-    applied = batch.apply(read_plan(StepPlan()), SESSION, lease)
+    applied = batch.apply(read_plan(StepPlan()), SESSION)
     assert not applied.needs_step
     assert snapshot(batch) == before
 
 
-def test_a_session_ends_with_its_rows_and_no_others(batch_and_lease: tuple[ResidentBatch, Lease]) -> None:
-    batch, _ = batch_and_lease
+def test_a_session_ends_with_its_rows_and_no_others(batch: ResidentBatch) -> None:
     assert batch.end_rows_of(2).tolist() == []
     assert batch.end_rows_of(SESSION).tolist() == [0, 1]
     assert not batch.live.any()
@@ -329,48 +322,46 @@ def test_a_slot_number_may_pass_32_bits() -> None:
     from executor_svc.plan_checks import Limits
 
     block = (1 << 23) + 1
-    ownership = Ownership(2, block + 1)
-    lease = Lease(np.array([block], np.int32), np.array([0], np.int32), 16, 2)
+    ownership = Ownership(2, block + 1, 16)
+    lease = Lease(np.array([block], np.int32), np.array([0], np.int32), 16)
     ownership.lend(SESSION, lease)
     batch = ResidentBatch(ownership, Limits(vocab_size=10, max_model_len=1000, block_size=300))
     plan = schedule(StepPlan(started=[start(0, [1, 2, 3], [block])]), (0, 3, True))
-    step = batch.apply(read_plan(plan), SESSION, lease).step
+    step = batch.apply(read_plan(plan), SESSION).step
     assert step.slots.tolist() == [block * 300, block * 300 + 1, block * 300 + 2]
 
 
 def test_a_plan_that_names_a_row_many_times_takes_no_memory_for_each() -> None:
-    batch, lease = make_batch(num_blocks=2100, block_size=1, max_model_len=4096)
+    batch = make_batch(num_blocks=2100, block_size=1, max_model_len=4096)
     plan = StepPlan(started=[start(0, [1] * 2000, range(1, 2001)), start(1, [1], [2001])])
-    batch.apply(read_plan(schedule(plan, (0, 1, False))), SESSION, lease)
+    batch.apply(read_plan(schedule(plan, (0, 1, False))), SESSION)
     hostile = StepPlan(ended_rows=column([1]), appended_rows=column([0] * 50_000), appended_blocks=column([5] * 50_000))
     tracemalloc.start()
     with pytest.raises(PlanViolation):
-        batch.apply(read_plan(hostile), SESSION, lease)
+        batch.apply(read_plan(hostile), SESSION)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 50 << 20, "50,000 rows of 2,048 entries would be 400 MB"
 
 
 def test_another_token_replaces_one_that_is_sampled_and_not_computed(
-    batch_and_lease: tuple[ResidentBatch, Lease],
+    batch: ResidentBatch,
 ) -> None:
-    batch, lease = batch_and_lease
-    batch.apply(read_plan(schedule(fork(1, 2, tokens=[5]), (2, 1, True))), SESSION, lease)
+    batch.apply(read_plan(schedule(fork(1, 2, tokens=[5]), (2, 1, True))), SESSION)
     assert (batch.num_computed[2], batch.num_sampled[2]) == (5, 2)
-    batch.apply(read_plan(schedule(StepPlan(), (1, 1, False))), SESSION, lease)
+    batch.apply(read_plan(schedule(StepPlan(), (1, 1, False))), SESSION)
     with pytest.raises(PlanViolation, match="fork_tokens: of row 1; its last token must be sampled, and not computed"):
-        batch.apply(read_plan(fork(1, 2, tokens=[5])), SESSION, lease)
+        batch.apply(read_plan(fork(1, 2, tokens=[5])), SESSION)
 
 
 def test_a_row_with_a_penalty_forks_to_others_with_one_and_with_no_other_token(
-    batch_and_lease: tuple[ResidentBatch, Lease],
+    batch: ResidentBatch,
 ) -> None:
-    batch, lease = batch_and_lease
     plan = StepPlan(started=[start(2, [1, 2], [5], parameters=sampling(frequency_penalty=1))])
-    batch.apply(read_plan(schedule(plan, (2, 2, True))), SESSION, lease)
-    batch.apply(read_plan(fork(2, 0, repetition_penalty=2)), SESSION, lease)
+    batch.apply(read_plan(schedule(plan, (2, 2, True))), SESSION)
+    batch.apply(read_plan(fork(2, 0, repetition_penalty=2)), SESSION)
     with pytest.raises(PlanViolation, match="fork_tokens: of row 0; has a penalty"):
-        batch.apply(read_plan(fork(2, 0, tokens=[5], presence_penalty=1)), SESSION, lease)
-    batch.apply(read_plan(fork(2, 0, tokens=[5])), SESSION, lease)
+        batch.apply(read_plan(fork(2, 0, tokens=[5], presence_penalty=1)), SESSION)
+    batch.apply(read_plan(fork(2, 0, tokens=[5])), SESSION)
     with pytest.raises(PlanViolation, match="fork_sampling: a penalty in row 1; its parent, row 0, has none"):
-        batch.apply(read_plan(fork(0, 1, presence_penalty=1)), SESSION, lease)
+        batch.apply(read_plan(fork(0, 1, presence_penalty=1)), SESSION)

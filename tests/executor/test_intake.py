@@ -22,9 +22,9 @@ class Pair:
     """The same plans given to an intake and, one by one, to a batch of their own."""
 
     def __init__(self, *lengths: int, **sizes: int) -> None:
-        self.batch, lease = make_batch(**SIZES | sizes)
-        self.plain, self.lease = make_batch(**SIZES | sizes)
-        self.intake = Intake(self.batch, SESSION, lease)
+        self.batch = make_batch(**SIZES | sizes)
+        self.plain = make_batch(**SIZES | sizes)
+        self.intake = Intake(self.batch, SESSION)
         self.lengths = dict(enumerate(lengths))  # positions that are computed
         self.next_block = 1
         starts = [
@@ -43,7 +43,7 @@ class Pair:
         return schedule(plan, *((row, 1, True) for row in self.lengths))
 
     def give(self, plan: StepPlan) -> Step:
-        expected = self.plain.apply(read_plan(plan), SESSION, self.lease).step
+        expected = self.plain.apply(read_plan(plan), SESSION).step
         step = self.intake.take(plan).step
         for name in COLUMNS:
             assert getattr(step, name).tolist() == getattr(expected, name).tolist(), name
@@ -107,7 +107,7 @@ def test_the_steps_of_a_run_say_that_they_decode(pair: Pair) -> None:
 def refuse(pair: Pair, plan: StepPlan) -> None:
     """Both refuse it in the same words, and the batch is as it was."""
     with pytest.raises(PlanViolation) as expected:
-        pair.plain.apply(read_plan(plan), SESSION, pair.lease)
+        pair.plain.apply(read_plan(plan), SESSION)
     with pytest.raises(PlanViolation) as refused:
         pair.intake.take(plan)
     assert str(refused.value) == str(expected.value)
@@ -166,8 +166,8 @@ def test_nothing_decodes_past_the_models_length() -> None:
 
 
 def test_a_run_goes_on_past_the_entries_it_began_with() -> None:
-    batch, lease = make_batch(num_rows=3, num_blocks=200, block_size=2, max_model_len=400)
-    intake = Intake(batch, SESSION, lease)
+    batch = make_batch(num_rows=3, num_blocks=200, block_size=2, max_model_len=400)
+    intake = Intake(batch, SESSION)
     intake.take(schedule(StepPlan(started=[start(0, [1, 2], [1])]), (0, 2, True)))
     for length in range(3, 300):
         grows = length % 2

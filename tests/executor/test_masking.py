@@ -42,32 +42,32 @@ def masked_plan(**masks: bytes) -> StepPlan:
     ],
 )
 def test_a_mask_that_is_not_whole_or_allows_nothing_or_is_for_a_row_that_draws_nothing_is_refused(plan, named):
-    batch, lease = make_batch()
+    batch = make_batch()
     with pytest.raises(PlanViolation) as refused:
-        batch.apply(read_plan(plan), SESSION, lease)
+        batch.apply(read_plan(plan), SESSION)
     assert str(refused.value).startswith(named)
     assert not batch.live.any()
 
 
 def test_a_row_may_have_one_mask_only_and_no_mask_goes_without_a_row():
-    batch, lease = make_batch()
+    batch = make_batch()
     twice = masked_plan(row1=mask(1) + mask(2))
     twice.mask_rows = column([1, 1])
     nobody = masked_plan()
     nobody.masks = mask(1)
     for plan, named in ((twice, "mask_rows: id 1 twice"), (nobody, "masks: 16 bytes")):
         with pytest.raises(PlanViolation, match=named):
-            batch.apply(read_plan(plan), SESSION, lease)
+            batch.apply(read_plan(plan), SESSION)
 
 
 def test_masks_find_their_places_among_the_rows_that_draw_joined_ones_and_other_plans_included():
-    batch, lease = make_batch()
+    batch = make_batch()
     plan = StepPlan(started=[start(1, range(4), [1])], joined=[JoinedRow(row=0, like=1, sampling=sampling())])
     plan.mask_rows, plan.masks = column([0, 1]), mask(7) + mask(8, 100)
-    step = batch.apply(read_plan(schedule(plan, (1, 4, True), (0, 0, True))), SESSION, lease).step
+    step = batch.apply(read_plan(schedule(plan, (1, 4, True), (0, 0, True))), SESSION).step
     assert step.masks.places.tolist() == [0, 1]
     assert [row.tobytes() for row in step.masks.allowed] == [mask(8, 100), mask(7)]
-    plain = batch.apply(read_plan(schedule(StepPlan(started=[start(2, [1], [2])]), (2, 1, True))), SESSION, lease).step
+    plain = batch.apply(read_plan(schedule(StepPlan(started=[start(2, [1], [2])]), (2, 1, True))), SESSION).step
     merged = merge_steps([plain, step])
     assert merged.masks.places.tolist() == [1, 2]
     assert np.array_equal(merged.masks.allowed, step.masks.allowed)
@@ -76,9 +76,9 @@ def test_masks_find_their_places_among_the_rows_that_draw_joined_ones_and_other_
 
 def test_a_mask_holds_for_one_step_also_in_a_run_of_decode_steps():
     """Steps 2 and 4 have a mask, the others none; all name the same row."""
-    batch, lease = make_batch()
+    batch = make_batch()
     runner = SimulatedRunner(num_rows=4, num_blocks=12, block_size=4, vocab_size=VOCAB)
-    intake = Intake(batch, SESSION, lease)
+    intake = Intake(batch, SESSION)
     oracle, drawn = SimulatedText([5, 6], vocab_size=VOCAB), []
     for step in range(1, 6):
         plan = StepPlan(started=[start(0, [5, 6], [1])] if step == 1 else [])
@@ -98,10 +98,10 @@ def test_a_mask_holds_for_one_step_also_in_a_run_of_decode_steps():
 
 def test_end_tokens_held_back_are_passed_over_for_others_that_the_mask_allows():
     runner = SimulatedRunner(num_rows=1, num_blocks=4, block_size=4, vocab_size=VOCAB)
-    batch, lease = make_batch(num_rows=2)
+    batch = make_batch(num_rows=2)
     parameters = sampling(min_tokens=3, end_token_ids=[40, 41])
     plan = StepPlan(started=[start(0, [5, 6], [1], parameters=parameters)], mask_rows=column([0]))
     plan.masks = mask(40, 41, 60)
-    step = batch.apply(read_plan(schedule(plan, (0, 2, True))), SESSION, lease).step
+    step = batch.apply(read_plan(schedule(plan, (0, 2, True))), SESSION).step
     runner.start_rows([RowStart(0, np.array([5, 6], np.int32), 2, parameters)])
     assert runner.run(step).sampled_ids.tolist() == [60]

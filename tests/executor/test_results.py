@@ -23,7 +23,7 @@ def logprob_ids(result: StepResult) -> list[int]:
 
 
 def test_a_merged_step_is_cut_into_each_sessions_results() -> None:
-    batch, lease = make_batch(vocab_size=VOCAB)
+    batch = make_batch(vocab_size=VOCAB)
     other = Lease(np.array([10, 11], np.int32), np.array([3], np.int32), 16, 2)
     stepper = Stepper(batch, SimulatedRunner(num_rows=4, num_blocks=12, block_size=4, vocab_size=VOCAB))
     mine = StepPlan(
@@ -37,9 +37,9 @@ def test_a_merged_step_is_cut_into_each_sessions_results() -> None:
     schedule(mine, (0, 2, True), (1, 1, True), (2, 1, False))
     schedule(theirs, (3, 1, True))
     plans = [
-        batch.apply(read_plan(mine), SESSION, lease),
+        batch.apply(read_plan(mine), SESSION),
         batch.apply(read_plan(theirs), OTHER_SESSION, other),
-        batch.apply(read_plan(StepPlan()), SESSION, lease),
+        batch.apply(read_plan(StepPlan()), SESSION),
     ]
     first, second, empty = results = [StepResult() for _ in plans]
     fill_results(batch, plans, stepper.run(plans), results)

@@ -97,14 +97,12 @@ test_segments_are_what_comparing_all_tables_gives = Tables.TestCase
 
 def batch_of(*tables, num_computed=None, block_size=2):
     """A batch whose rows begin with these tables, to compute the token behind what is full of them."""
-    batch, lease = make_batch(
-        num_rows=9, num_blocks=60, block_size=block_size, max_model_len=80, min_saved_tokens=MIN_SAVED
-    )
+    batch = make_batch(num_rows=9, num_blocks=60, block_size=block_size, max_model_len=80, min_saved_tokens=MIN_SAVED)
     plan = StepPlan()
     for row, table in enumerate(tables):
         num_tokens = len(table) * block_size
         plan.started.append(start(row, range(num_tokens), table, num_computed=num_tokens - 1))
-    return batch, lease, plan
+    return batch, plan
 
 
 def one_token_each(plan, num_rows):
@@ -115,70 +113,70 @@ SHARED = [1, 2, 3, 4, 5, 6]
 
 
 def test_a_segment_is_found_in_the_first_step_and_dissolves_with_its_second_last_row():
-    batch, lease, plan = batch_of([*SHARED, 10], [*SHARED, 11], [*SHARED, 12])
-    step = batch.apply(read_plan(one_token_each(plan, 3)), SESSION, lease).step
+    batch, plan = batch_of([*SHARED, 10], [*SHARED, 11], [*SHARED, 12])
+    step = batch.apply(read_plan(one_token_each(plan, 3)), SESSION).step
     assert as_set(step.shared) == {(0, 6, frozenset({0, 1, 2}))}
     plan = schedule(StepPlan(ended_rows=column([1])), (0, 1, True), (2, 1, True))
     plan.appended_rows, plan.appended_blocks = column([0, 2]), column([20, 21])
-    step = batch.apply(read_plan(plan), SESSION, lease).step
+    step = batch.apply(read_plan(plan), SESSION).step
     assert as_set(step.shared) == {(0, 6, frozenset({0, 1}))}
     plan = schedule(StepPlan(ended_rows=column([0])), (2, 1, True))
-    assert batch.apply(read_plan(plan), SESSION, lease).step.shared is None
+    assert batch.apply(read_plan(plan), SESSION).step.shared is None
 
 
 def test_a_row_that_computes_several_tokens_is_no_member():
-    batch, lease, plan = batch_of([*SHARED, 10], [*SHARED, 11])
+    batch, plan = batch_of([*SHARED, 10], [*SHARED, 11])
     plan.started.append(start(2, range(16), [*SHARED, 12, 13], num_computed=12))
     plan = schedule(plan, (2, 3, False), (0, 1, True), (1, 1, True))
-    step = batch.apply(read_plan(plan), SESSION, lease).step
+    step = batch.apply(read_plan(plan), SESSION).step
     assert as_set(step.shared) == {(0, 6, frozenset({1, 2}))}
     assert step.shared.own_start.tolist() == [0, 6, 6]
 
 
 def test_what_some_of_the_rows_share_besides_is_a_segment_within():
-    batch, lease, plan = batch_of([*SHARED, 10, 11, 12, 13, 20], [*SHARED, 10, 11, 12, 13, 21], [*SHARED, 30], [40, 41])
-    step = batch.apply(read_plan(one_token_each(plan, 4)), SESSION, lease).step
+    batch, plan = batch_of([*SHARED, 10, 11, 12, 13, 20], [*SHARED, 10, 11, 12, 13, 21], [*SHARED, 30], [40, 41])
+    step = batch.apply(read_plan(one_token_each(plan, 4)), SESSION).step
     assert as_set(step.shared) == {(0, 6, frozenset({0, 1, 2})), (6, 10, frozenset({0, 1}))}
     assert step.shared.own_start.tolist() == [10, 10, 6, 0]
 
 
 def test_forks_share_all_blocks_but_the_one_that_is_copied():
-    batch, lease, plan = batch_of([*SHARED, 10])
-    batch.apply(read_plan(one_token_each(plan, 1)), SESSION, lease)
+    batch, plan = batch_of([*SHARED, 10])
+    batch.apply(read_plan(one_token_each(plan, 1)), SESSION)
     plan = StepPlan(fork_parents=column([0, 0]), fork_children=column([1, 2]))
     plan.fork_sampling.extend([sampling(index=1), sampling(index=2)])
     plan.appended_rows, plan.appended_blocks = column([0, 1, 2]), column([20, 21, 22])
     plan.copy_rows, plan.copy_sources, plan.copy_destinations = column([1]), column([10]), column([30])
-    step = batch.apply(read_plan(one_token_each(plan, 3)), SESSION, lease).step
+    step = batch.apply(read_plan(one_token_each(plan, 3)), SESSION).step
     # Rows 0 and 2 have block 10 in common besides; of so little nothing is made.
     assert as_set(step.shared) == {(0, 6, frozenset({0, 1, 2}))}
 
 
 def test_a_plan_that_broke_a_rule_leaves_what_is_shared_as_it_was():
-    batch, lease, plan = batch_of([*SHARED, 10], [*SHARED, 11])
-    batch.apply(read_plan(one_token_each(plan, 2)), SESSION, lease)
+    batch, plan = batch_of([*SHARED, 10], [*SHARED, 11])
+    batch.apply(read_plan(one_token_each(plan, 2)), SESSION)
     bad = schedule(StepPlan(ended_rows=column([0]), appended_rows=column([1]), appended_blocks=column([20])))
     bad.started.append(start(2, [1], [SHARED[0]]))
     schedule(bad, (1, 5, True))
     with pytest.raises(PlanViolation):
-        batch.apply(read_plan(bad), SESSION, lease)
+        batch.apply(read_plan(bad), SESSION)
     plan = StepPlan(appended_rows=column([0, 1]), appended_blocks=column([20, 21]))
-    step = batch.apply(read_plan(one_token_each(plan, 2)), SESSION, lease).step
+    step = batch.apply(read_plan(one_token_each(plan, 2)), SESSION).step
     assert as_set(step.shared) == {(0, 6, frozenset({0, 1}))}
 
 
 def test_a_row_whose_shared_blocks_are_not_full_yet_shares_nothing():
     """A scheduler that breaks its own rules harms its own texts, and nothing else."""
-    batch, lease, plan = batch_of([*SHARED, 10], [*SHARED, 11])
+    batch, plan = batch_of([*SHARED, 10], [*SHARED, 11])
     plan.started.append(start(2, range(9), SHARED, num_computed=8))
-    step = batch.apply(read_plan(one_token_each(plan, 3)), SESSION, lease).step
+    step = batch.apply(read_plan(one_token_each(plan, 3)), SESSION).step
     assert as_set(step.shared) == {(0, 6, frozenset({0, 1}))}
     assert step.shared.own_start.tolist() == [6, 6, 0]
 
 
 def test_a_run_of_decode_steps_keeps_its_segments_and_the_batch_learns_of_its_blocks():
-    batch, lease, plan = batch_of([*SHARED, 10], [*SHARED, 11], [40])
-    intake = Intake(batch, SESSION, lease)
+    batch, plan = batch_of([*SHARED, 10], [*SHARED, 11], [40])
+    intake = Intake(batch, SESSION)
     first = intake.take(one_token_each(plan, 3)).step.shared
     assert as_set(first) == {(0, 6, frozenset({0, 1}))}
     free = iter(range(41, 57))
@@ -200,11 +198,11 @@ def test_a_run_of_decode_steps_keeps_its_segments_and_the_batch_learns_of_its_bl
 
 
 def test_a_run_that_follows_a_prompt_finds_what_its_rows_share():
-    batch, lease = make_batch(num_rows=4, num_blocks=40, block_size=2, max_model_len=40, min_saved_tokens=MIN_SAVED)
+    batch = make_batch(num_rows=4, num_blocks=40, block_size=2, max_model_len=40, min_saved_tokens=MIN_SAVED)
     plan = StepPlan()
     for row, last in enumerate((10, 11)):
         plan.started.append(start(row, range(14), [*SHARED, last], num_computed=12))
-    intake = Intake(batch, SESSION, lease)
+    intake = Intake(batch, SESSION)
     assert intake.take(schedule(plan, (0, 2, True), (1, 2, True))).step.shared is None
     plan = StepPlan(appended_rows=column([0, 1]), appended_blocks=column([20, 21]))
     step = intake.take(one_token_each(plan, 2)).step
@@ -217,8 +215,8 @@ def test_steps_of_several_sessions_keep_their_segments(kinds):
     tables = {"none": [[1, 2], [3]], "two": [[*SHARED, 10], [*SHARED, 11]], "three": [[9], [*SHARED, 7], [*SHARED, 8]]}
     steps, expected, num_rows = [], set(), 0
     for kind in kinds:
-        batch, lease, plan = batch_of(*tables[kind])
-        steps.append(batch.apply(read_plan(one_token_each(plan, len(tables[kind]))), SESSION, lease).step)
+        batch, plan = batch_of(*tables[kind])
+        steps.append(batch.apply(read_plan(one_token_each(plan, len(tables[kind]))), SESSION).step)
         expected |= {
             (first, end, frozenset(row + num_rows for row in members))
             for first, end, members in as_set(steps[-1].shared)

@@ -42,10 +42,9 @@ class Driver:
     def __init__(self, loaded: LoadedModel, max_rows: int, *, min_saved_tokens: int = MIN_SAVED_TOKENS) -> None:
         facts = loaded.facts
         self.block_size = facts.block_size
-        ownership = Ownership(max_rows, loaded.num_blocks)
+        ownership = Ownership(max_rows, loaded.num_blocks, 1 << 20)
         blocks = np.arange(1, loaded.num_blocks, dtype=np.int32)
-        self._lease = Lease(blocks, np.arange(max_rows, dtype=np.int32), 1 << 20, 2)
-        ownership.lend(SESSION, self._lease)
+        ownership.lend(SESSION, Lease(blocks, np.arange(max_rows, dtype=np.int32), 1 << 20))
         limits = Limits(facts.vocab_size, facts.max_model_len, facts.block_size, facts.rope_switch_len)
         self._batch = ResidentBatch(ownership, limits, min_saved_tokens=min_saved_tokens)
         self._stepper = Stepper(self._batch, loaded.runner)
@@ -119,7 +118,7 @@ class Driver:
         plan.scheduled_rows = np.array(scheduled, "<i4").tobytes()
         plan.scheduled_tokens = np.array(tokens, "<i4").tobytes()
         plan.scheduled_samples = bytes(samples)
-        output = self._stepper.run([self._batch.apply(read_plan(plan), SESSION, self._lease)])
+        output = self._stepper.run([self._batch.apply(read_plan(plan), SESSION)])
         sampling_rows = [row for row, does in zip(scheduled, samples, strict=True) if does]
         self._take_logprobs(sampling_rows, output.logprobs)
         self.prompt_logprobs = output.prompt_logprobs

@@ -30,12 +30,11 @@ class Executor:
 
     def __init__(self) -> None:
         rows, blocks = np.arange(NUM_ROWS, dtype=np.int32), np.arange(1, NUM_BLOCKS, dtype=np.int32)
-        lease = RowsAndBlocks(blocks, rows, 1 << 20, 2)
-        ownership = Ownership(NUM_ROWS, NUM_BLOCKS)
-        ownership.lend(SESSION, lease)
+        ownership = Ownership(NUM_ROWS, NUM_BLOCKS, 1 << 20)
+        ownership.lend(SESSION, RowsAndBlocks(blocks, rows, 1 << 20))
         limits = Limits(VOCAB_SIZE, MAX_LEN, BLOCK_SIZE, 0)
         self.batch = ResidentBatch(ownership, limits, min_saved_tokens=MIN_SAVED)
-        self.intake = Intake(self.batch, SESSION, lease)
+        self.intake = Intake(self.batch, SESSION)
         self.num_shared: list[int] = []  # rows that were in a segment, step by step
 
     def take(self, plan: Plan) -> None:
