@@ -1,10 +1,11 @@
 """The executor's loop: read what has come, run a step with one plan of each session, answer.
 
-One thread and one socket; nothing here waits for a peer, and only `_turn` waits for messages.
+One thread and one socket. Only `_turn` waits for messages, where there is nothing to do, and `_gather` for a moment.
 """
 
 import secrets
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 import structlog
@@ -45,7 +46,14 @@ class StopFlag(Protocol):
 class Service:
     """Serves one loaded model on one socket until it is stopped, or the model fails for good."""
 
-    def __init__(self, settings: ExecutorSettings, model: LoadedModel, router: Router, stop: StopFlag) -> None:
+    def __init__(
+        self,
+        settings: ExecutorSettings,
+        model: LoadedModel,
+        router: Router,
+        stop: StopFlag,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         ownership = Ownership(settings.max_rows, model.num_blocks, settings.tokens_per_step)
         limits = Limits(
             model.facts.vocab_size, model.facts.max_model_len, model.facts.block_size, model.facts.rope_switch_len
@@ -53,6 +61,7 @@ class Service:
         self._model = model
         self._router = router
         self._stop = stop
+        self._clock = clock  # of silence and of what is overdue
         self._batch = ResidentBatch(ownership, limits)
         self._stepper = Stepper(self._batch, model.runner)
         self._sessions = Sessions(
@@ -78,18 +87,23 @@ class Service:
     def run(self) -> int:
         """Returns the process's exit code: 0 when asked to stop, 1 when the runner cannot go on."""
         while not self._stop.requested:
-            try:
-                self._turn()
-            except RunnerFailed as failure:
-                _log.exception("runner_failed", epoch=self._sessions.epoch, reason=str(failure.__cause__ or failure))
-                if not self._begin_new_epoch(str(failure)):
-                    return 1
+            if not self.turn():
+                return 1
         try:
-            self._sessions.shut_down(time.monotonic())
+            self._sessions.shut_down(self._clock())
         except RunnerFailed:
             _log.exception("runner_failed", epoch=self._sessions.epoch)
         _log.info("stopped")
         return 0
+
+    def turn(self) -> bool:
+        """Once around the loop: wait for messages, run a step, see to sessions. False if the runner cannot go on."""
+        try:
+            self._turn()
+        except RunnerFailed as failure:
+            _log.exception("runner_failed", epoch=self._sessions.epoch, reason=str(failure.__cause__ or failure))
+            return self._begin_new_epoch(str(failure))
+        return True
 
     def _turn(self) -> None:
         # Read before judging silence: after a long step, or a stop of the process, heartbeats wait in the socket.
@@ -100,7 +114,7 @@ class Service:
             all_read = self._take_messages()
         if self._tokenizer.busy():
             self._tokenizer.send_some()
-        now = time.monotonic()
+        now = self._clock()
         if all_read and now >= self._next_probe:
             self._next_probe = now + PROBE_S
             self._sessions.probe(now, self._recall_timeout_s + STEPS_OF_A_RECALL * self._worst_step_s)
@@ -113,7 +127,7 @@ class Service:
         received = self._router.receive(wait=not busy)
         if received is None:
             return True
-        self._handle(*received, time.monotonic())
+        self._handle(*received, self._clock())
         return not self._sessions.all_have_plans() and self._take_messages()
 
     def _gather(self) -> None:
@@ -126,7 +140,7 @@ class Service:
         while now - begin < allowance_s:
             received = self._router.receive(wait=False)
             if received is not None:
-                self._handle(*received, time.monotonic())
+                self._handle(*received, self._clock())
                 if not self._gathering.allowance_s(self._sessions.without_plans()):
                     break
             elif allowance_s > LONG_GATHER_S:
@@ -136,7 +150,7 @@ class Service:
 
     def _take_messages(self) -> bool:
         """Handle the messages that have come. Returns whether none is left."""
-        now = time.monotonic()
+        now = self._clock()
         for _ in range(_MESSAGES_PER_TURN):
             received = self._router.receive(wait=False)
             if received is None:
@@ -192,7 +206,7 @@ class Service:
         computed = [session.number for session, applied in issued if applied.needs_step]
         if computed:
             self._gathering.note_step(computed, took_s)
-        self._sessions.rebalance(time.monotonic())
+        self._sessions.rebalance(self._clock())
         for (session, _), message in zip(issued, messages, strict=True):
             self._answer(session, message, step_us=_micros(took_s), wait_us=wait_us)
         if computed:
@@ -206,13 +220,13 @@ class Service:
         """Take the plan into the batch; None where it broke a rule, and the session is over."""
         try:
             applied = session.intake.take(plan)
-            self._sessions.note_lease(session, plan, time.monotonic())
+            self._sessions.note_lease(session, plan, self._clock())
         except PlanViolation as violation:
-            self._sessions.end(session, str(violation), time.monotonic(), step=plan.step)
+            self._sessions.end(session, str(violation), self._clock(), step=plan.step)
             return None
         except Exception as error:  # noqa: BLE001 - a plan must not be able to end more than its session
             _log.exception("plan_not_taken", session=session.number)
-            self._sessions.end(session, f"{type(error).__name__} over the plan", time.monotonic(), step=plan.step)
+            self._sessions.end(session, f"{type(error).__name__} over the plan", self._clock(), step=plan.step)
             return None
         session.issued_step = plan.step
         return applied
@@ -224,7 +238,7 @@ class Service:
         result.session = session.number
         result.step = session.issued_step
         sent = self._send(session.peer, message)
-        now = time.monotonic()
+        now = self._clock()
         session.last_heard = now  # while it waited for this result it had no reason to speak
         if sent is not Sent.QUEUED:
             self._sessions.end(session, sent.value, now, tell=False)
@@ -233,7 +247,7 @@ class Service:
         """False where the runner has failed too often, or cannot begin anew."""
         self._epochs_without_step += 1
         try:
-            self._sessions.end_epoch(reason, time.monotonic())
+            self._sessions.end_epoch(reason, self._clock())
         except RunnerFailed as failure:
             _log.error("runner_cannot_reset", reason=str(failure.__cause__ or failure))
             return False

@@ -43,7 +43,7 @@ class BeamGroup:
 
     @property
     def max_tokens(self) -> int:
-        """Of output, under the present lease."""
+        """Of output, under the largest lease."""
         return self.handle.max_total - self.handle.num_prompt
 
     def capacity_tokens(self, num_blocks: int, block_size: int) -> int:

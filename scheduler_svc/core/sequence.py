@@ -89,7 +89,7 @@ class Sequence:
     row: int = -1
     rank: Rank = UNRANKED  # from `submit` on
     num_reserved: int = 0  # output tokens in its tenant's account until it ends
-    max_total: int = 0  # most tokens, prompt included, under the present lease
+    max_total: int = 0  # most tokens, prompt included, under the largest lease
     num_owed: int = 0  # while it waits: tokens that were planned before it lost its row, and are not known yet
     masked: bool = False  # each token is drawn from those that a mask allows; see `Scheduler.allow`
     mask: bytes = b""

@@ -1,8 +1,5 @@
 """Plans of several sessions run as one step, and each session hears of its own rows alone."""
 
-import numpy as np
-
-from executor_svc.leases import Lease
 from executor_svc.plan import read_plan
 from executor_svc.results import fill_results
 from executor_svc.simulated.runner import SimulatedRunner
@@ -24,7 +21,6 @@ def logprob_ids(result: StepResult) -> list[int]:
 
 def test_a_merged_step_is_cut_into_each_sessions_results() -> None:
     batch = make_batch(vocab_size=VOCAB)
-    other = Lease(np.array([10, 11], np.int32), np.array([3], np.int32), 16, 2)
     stepper = Stepper(batch, SimulatedRunner(num_rows=4, num_blocks=12, block_size=4, vocab_size=VOCAB))
     mine = StepPlan(
         started=[
@@ -38,7 +34,7 @@ def test_a_merged_step_is_cut_into_each_sessions_results() -> None:
     schedule(theirs, (3, 1, True))
     plans = [
         batch.apply(read_plan(mine), SESSION),
-        batch.apply(read_plan(theirs), OTHER_SESSION, other),
+        batch.apply(read_plan(theirs), OTHER_SESSION),
         batch.apply(read_plan(StepPlan()), SESSION),
     ]
     first, second, empty = results = [StepResult() for _ in plans]
