@@ -78,7 +78,7 @@ class Room:
         state, pool = self._state, self._state.cache.pool
         if not state.num_running:
             need = self._need(sequence)
-            return need if need.blocks <= pool.num_free else None
+            return need if need.blocks + need.growth <= pool.num_free else None
         if self._lacking(sequence) + self.reserve > 0:
             return None
         need = self._need(sequence)

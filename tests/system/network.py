@@ -63,7 +63,7 @@ class Connection:
 
 
 class SimulatedRouter:
-    """Stands where an executor's socket does. It also watches what the executor says: a plan that it has carried out has
+    """Stands where an executor's socket is. It also watches what the executor says: a plan that it has carried out has
     a result, and results are of live sessions only, step by step."""
 
     def __init__(self) -> None:
