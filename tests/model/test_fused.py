@@ -124,6 +124,85 @@ class Reader(nn.Module):
 
 
 @needs_native_products
+def test_weights_in_two_places_stay():
+    model = llama(BF16)
+    first, second = (layer.mlp for layer in model.model.layers)
+    second.up_proj = first.up_proj
+    assert fused(model).replaced == ALL | {"linear": 5}
+    assert first.up_proj.weight.numel()
+
+
+class CalledByName(nn.Module):
+    """Calls another as no replacement can be called."""
+
+    def __init__(self, other, name):
+        super().__init__()
+        self.other, self.name = other, name
+
+    def forward(self, x):
+        return self.other(**{self.name: x})
+
+
+@needs_native_products
+def test_a_module_that_is_called_by_names_keeps_its_own_code():
+    model = llama(BF16)
+    layer = model.model.layers[0]
+    layer.mlp = CalledByName(layer.mlp, "x")
+    layer.input_layernorm = CalledByName(layer.input_layernorm, "hidden_states")
+    replaced = fused(model).replaced
+    assert (replaced["mlp"], replaced["norm"], replaced["layer"]) == (1, 4, 1)
+
+
+class Answering(nn.Module):
+    """An MLP of two layers that gives, or raises, what no MLP of its shape does."""
+
+    def __init__(self, answer):
+        super().__init__()
+        self.gate_up, self.down, self.answer = nn.Linear(64, 96, bias=False), nn.Linear(48, 64, bias=False), answer
+
+    def forward(self, x):
+        return self.answer(self.down(nn.functional.silu(self.gate_up(x)[..., :48])), x)
+
+
+def a_pair(made, x):
+    return made, x
+
+
+def no_answer_for_seven(made, x):
+    if x.shape[-2] == 7:  # which nobody has but who tries the module
+        raise KeyError("rows")
+    return made
+
+
+@needs_native_products
+@pytest.mark.parametrize("answer", [a_pair, no_answer_for_seven])
+def test_a_module_that_answers_or_raises_what_nobody_expects_keeps_its_own_code(answer):
+    model = llama(BF16)
+    layer = model.model.layers[0]
+    layer.mlp = Answering(answer).to(BF16).requires_grad_(False)
+    if answer is a_pair:
+        layer.mlp = nn.Sequential(layer.mlp, First())
+    replaced = fused(model).replaced
+    assert (replaced["mlp"], replaced["layer"]) == (1, 1)
+
+
+class First(nn.Module):
+    def forward(self, made):
+        return made[0]
+
+
+@needs_native_products
+def test_a_model_that_misses_what_was_replaced_is_refused():
+    """One module calls a part of another one in a way that nothing tells."""
+    model = llama(BF16)
+    first, second = (layer.mlp for layer in model.model.layers)
+    down = first.down_proj
+    second.forward = lambda x: down(second.act_fn(second.gate_proj(x)) * second.up_proj(x))
+    with pytest.raises(ModelRefused, match=r"does not run with modules replaced .* set fused_modules to false"):
+        fused(model)
+
+
+@needs_native_products
 def test_weights_are_kept_once():
     model = llama(BF16)
     fused(model)
@@ -222,6 +301,21 @@ def test_no_greedy_head_where_logits_are_not_those_of_the_head():
     assert fused(model).greedy is None
 
 
+@needs_native_products
+@pytest.mark.parametrize("shift", [0.3, -torch.inf])
+def test_a_single_logit_of_many_that_is_not_the_head_s_is_noticed(shift):
+    model = llama(BF16, vocab_size=1 << 16)
+    own = model.forward
+
+    def forward(*args, **kwargs):
+        made = own(*args, **kwargs)
+        made.logits[..., 5] += shift * made.logits.abs().amax(-1)
+        return made
+
+    model.forward = forward
+    assert fused(model).greedy is None
+
+
 @pytest.mark.parametrize("plus_one", [False, True])
 def test_norms_of_either_kind_are_told_apart(plus_one):
     kind = transformers.models.gemma3.modeling_gemma3.Gemma3RMSNorm if plus_one else nn.RMSNorm
@@ -264,15 +358,17 @@ def test_a_model_that_is_no_longer_itself_is_refused(monkeypatch):
         fused(llama())
 
 
-def test_pages_of_a_file_are_given_back_and_can_be_read_again(tmp_path):
+@pytest.mark.parametrize("stored_as", ["model.safetensors", "e3b0c442"])  # in the hub's cache by a hash
+def test_pages_of_a_file_are_given_back_and_can_be_read_again(tmp_path, stored_as):
     weight = torch.randn(1 << 20)
-    save_file({"weight": weight}, tmp_path / "model.safetensors")
-    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+    save_file({"weight": weight}, tmp_path / stored_as)
+    (tmp_path / "link.safetensors").symlink_to(tmp_path / stored_as)
+    with safe_open(tmp_path / "link.safetensors", "pt") as file:
         mapped = file.get_tensor("weight")
     assert torch.equal(mapped, weight)
-    before = resident_bytes("model.safetensors")
+    before = resident_bytes(stored_as)
     give_back([mapped, weight])
-    assert resident_bytes("model.safetensors") <= before - 0.9 * weight.nbytes
+    assert resident_bytes(stored_as) <= before - 0.9 * weight.nbytes
     assert torch.equal(mapped, weight)  # what is no file's is left alone
 
 

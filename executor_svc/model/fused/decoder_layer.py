@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from executor_svc.model.fused.agreement import agrees, made_up_rows
+from executor_svc.model.fused.agreement import agrees, given, made_up_rows
 from executor_svc.model.fused.attention import FusedAttention
 from executor_svc.model.fused.gated_mlp import GatedMLP
 from executor_svc.model.fused.heads import Turns
@@ -107,15 +107,13 @@ def _order(
     parts, kept = [attention, mlp, *norms], [vars(part)["forward"] for part in (attention, mlp, *norms)]
     for part, stand_in in zip(parts, stand_ins, strict=True):
         part.forward = _as_module(stand_in, results if part is attention else 0)
-    try:
-        with torch.inference_mode():
-            made = type(module).forward(module, **inputs | {"hidden_states": hidden})
-    except (RuntimeError, TypeError, ValueError):
-        return None  # takes other inputs than these
-    finally:
-        for part, own in zip(parts, kept, strict=True):
-            part.forward = own
-    result = made[0] if isinstance(made, tuple) else made
+    with torch.inference_mode():
+        made = given(lambda: type(module).forward(module, **inputs | {"hidden_states": hidden}))
+    for part, own in zip(parts, kept, strict=True):
+        part.forward = own
+    result: object = made[0] if isinstance(made, tuple) else made
+    if not isinstance(result, torch.Tensor):
+        return None
     for order in _orders(len(norms)):
         if agrees(order(hidden, stand_ins[0], stand_ins[1], list(stand_ins[2:])), result):
             return order, len(made) if isinstance(made, tuple) else 0

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from executor_svc.model.fused.agreement import agrees, first_that, in_fp32, is_as_good, made_up_rows
+from executor_svc.model.fused.agreement import agrees, first_that, given, in_fp32, is_as_good, made_up_rows
 from executor_svc.model.fused.observe import Seen
 from executor_svc.model.fused.products import Product, Products
 from executor_svc.model.fused.structure import Linear, as_linear, holds_only, is_untouched
@@ -60,10 +60,9 @@ def understand(module: nn.Module, seen: Seen, products: Products) -> GatedMLP | 
     ):
         return None
     rows, exact_module = made_up_rows(_ROWS, linears[0].shape[1], linears[0].weight.dtype), in_fp32(module)
-    try:
-        own, exact = module(rows[None]), exact_module(rows.float()[None])
-    except (RuntimeError, TypeError, ValueError):
-        return None  # takes other inputs than these
+    own, exact = given(lambda: module(rows[None])), given(lambda: exact_module(rows.float()[None]))
+    if not isinstance(own, torch.Tensor) or not isinstance(exact, torch.Tensor):
+        return None
     exact_readings = list(_readings(_linears(exact_module)))
     found = first_that(exact_readings, lambda reading: agrees(reading(rows.float())[None], exact))
     if found is None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from executor_svc.model.fused.agreement import agrees, first_that, in_fp32, is_as_good, made_up_rows
+from executor_svc.model.fused.agreement import agrees, first_that, given, in_fp32, is_as_good, made_up_rows
 from executor_svc.model.fused.structure import is_plain, is_untouched
 from kernels.cpu import norms
 
@@ -43,11 +43,8 @@ def understand(module: nn.Module, level: str) -> RMSNorm | None:
     rows = made_up_rows(_ROWS, len(weight), weight.dtype)
     exact_module = in_fp32(module)
     exact_weight = next(exact_module.parameters())
-    try:
-        own, exact = module(rows), exact_module(rows.float())
-    except (RuntimeError, TypeError, ValueError):
-        return None  # takes other inputs than these
-    if not isinstance(own, torch.Tensor):
+    own, exact = given(lambda: module(rows)), given(lambda: exact_module(rows.float()))
+    if not isinstance(own, torch.Tensor) or not isinstance(exact, torch.Tensor):
         return None
     found: RMSNorm | None = first_that(
         list(_variants(module, weight, level)),

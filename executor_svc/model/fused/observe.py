@@ -22,27 +22,35 @@ _HARMLESS = {"attention_mask", "position_ids", "cache_position"}
 
 @dataclass(slots=True)
 class Seen:
-    """`inputs`: of each module that is always called alike, the first call's arguments by name. `attention`: what each
-    layer passed to the attention function besides heads. `read`: modules whose weights others look at. `bound`: those
-    whose weights must stay, for others use them.
+    """`inputs`: of each module that is always called alike, the first call's arguments by name; `by_position`: which of
+    these are passed without it. `attention`: what each layer passed to the attention function besides heads. `read`:
+    modules whose weights others look at. `bound`: those whose weights must stay, for others use them.
     """
 
     inputs: dict[nn.Module, dict[str, Any]] = field(default_factory=dict)
+    by_position: dict[nn.Module, tuple[str, ...]] = field(default_factory=dict)
     attention: dict[nn.Module, dict[str, Any]] = field(default_factory=dict)
     read: set[nn.Module] = field(default_factory=set)
     bound: set[nn.Module] = field(default_factory=set)
 
     def takes_only(self, module: nn.Module, *names: str) -> bool:
-        """Whether the module was called with no more than those named, and what does not matter."""
-        arguments = self.inputs.get(module)
-        return arguments is not None and all(
-            name in names or name in _HARMLESS or value is None or isinstance(value, bool | int | str)
-            for name, value in arguments.items()
+        """Whether the module was called with no more than those named, and what does not matter; by position at most
+        the first of those named, in their order."""
+        arguments, by_position = self.inputs.get(module), self.by_position.get(module, ())
+        return (
+            arguments is not None
+            and by_position == names[: len(by_position)]
+            and all(
+                name in names or name in _HARMLESS or value is None or isinstance(value, bool | int | str)
+                for name, value in arguments.items()
+            )
         )
 
     def takes_one(self, module: nn.Module) -> bool:
-        """Whether the module was called with a single tensor."""
-        return [type(value) for value in self.inputs.get(module, {}).values()] == [torch.Tensor]
+        """Whether the module was called with a single tensor, by position."""
+        arguments = self.inputs.get(module, {})
+        is_one = [type(value) for value in arguments.values()] == [torch.Tensor]
+        return is_one and self.by_position[module] == tuple(arguments)
 
     def is_free(self, module: nn.Module) -> bool:
         """Whether the module was called, and all weights in it are its own affair."""
@@ -69,14 +77,14 @@ def observe(model: PreTrainedModel, max_model_len: int) -> Seen:
             module.__class__ = type(module).__bases__[0]
             if vars(module).pop(_READ, False):
                 seen.read.add(module)
-    seen.bound = seen.read | _sharing(modules)
+    seen.bound = seen.read | _sharing(model)
     return seen
 
 
-def _sharing(modules: list[nn.Module]) -> set[nn.Module]:
-    """Modules that have a parameter in common with another."""
+def _sharing(model: nn.Module) -> set[nn.Module]:
+    """Modules that have a parameter in common with another, or that are in several places."""
     owners: dict[int, list[nn.Module]] = {}
-    for module in modules:
+    for _, module in model.named_modules(remove_duplicate=False):
         for parameter in module.parameters(recurse=False):
             owners.setdefault(id(parameter), []).append(module)
     return {module for sharing in owners.values() if len(sharing) > 1 for module in sharing}
@@ -94,7 +102,9 @@ def _keep_inputs(seen: Seen) -> Any:
         for name, value in list(bound.arguments.items())[1:]:
             is_rest = bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
             arguments |= value if is_rest else {name: value}
-        if seen.inputs.setdefault(module, arguments).keys() != arguments.keys():
+        by_position = tuple(arguments)[: len(args)]
+        alike = seen.inputs.setdefault(module, arguments).keys() == arguments.keys()
+        if seen.by_position.setdefault(module, by_position) != by_position or not alike:
             differently.add(module)
         if module in differently:
             del seen.inputs[module]

@@ -23,10 +23,12 @@ def give_back(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def _file_mappings() -> list[tuple[int, int]]:
-    """Where the files that hold weights lie in memory."""
+    """Where files lie in memory. Of tensors none but weights can be there, whatever their file is called: in the hub's
+    cache by a hash."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
         return []
-    spans = [line.split(None, 1)[0].split("-") for line in lines if line.endswith(".safetensors")]
-    return [(int(first, 16), int(last, 16)) for first, last in spans]
+    fields = [line.split(None, 5) for line in lines]  # span, rights, offset, device, inode, path
+    files = [span for span, *_, path in fields if path.startswith("/") and not path.endswith(" (deleted)")]
+    return [(int(first, 16), int(last, 16)) for first, last in (span.split("-") for span in files)]

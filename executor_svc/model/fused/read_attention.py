@@ -12,7 +12,7 @@ from torch.nn import functional
 from executor_svc.model import looking
 from executor_svc.model.attention import CurrentStep, PagedLayer, StepTensors, attach, attend_with, detach
 from executor_svc.model.fused import norm
-from executor_svc.model.fused.agreement import agrees, in_fp32, is_as_good, made_up_rows, values_in_fp32
+from executor_svc.model.fused.agreement import agrees, given, in_fp32, is_as_good, made_up_rows, values_in_fp32
 from executor_svc.model.fused.attention import FusedAttention
 from executor_svc.model.fused.heads import HeadCounts, KeptFactors, Rotation, Turns, merged_orders, rotations
 from executor_svc.model.fused.observe import NUM_TOKENS, Seen
@@ -72,12 +72,10 @@ def understand(
     if not holds_only(module, list(module.children()), own=[] if sinks is None else [sinks]):
         return None
     exact_module, inputs = in_fp32(module), seen.inputs[module]
-    try:
-        witness = _Witness(exact_module, children.linears[0].shape[1], inputs)
-    except (RuntimeError, TypeError, ValueError):
-        return None  # takes other inputs than these
+    width = children.linears[0].shape[1]
+    witness = given(lambda: _Witness(exact_module, width, inputs))
     exact_children = _Children.of(exact_module, products.level)
-    if exact_children is None:
+    if witness is None or exact_children is None:
         return None
     reading = next(_readings(exact_children, witness), None)
     if reading is None:
@@ -117,7 +115,7 @@ class _Witness:
         self.attended = torch.empty(0)
         made = _call(exact_module, self._attend, self.hidden, inputs)
         self.num_results = len(made) if isinstance(made, tuple) else 0
-        self.result: torch.Tensor = made[0] if isinstance(made, tuple) else made
+        self.result = _first(made)
         self.counts = HeadCounts.of(self.heads)
 
     def _attend(self, module: nn.Module, heads: Heads, mask: object, arguments: dict[str, Any]) -> torch.Tensor:
@@ -249,5 +247,8 @@ def _attended(
 
 
 def _first(made: Any) -> torch.Tensor:
-    result: torch.Tensor = made[0] if isinstance(made, tuple) else made
+    """Raises TypeError where a layer gives something else than hidden states, or a tuple that begins with them."""
+    result = made[0] if isinstance(made, tuple) else made
+    if not isinstance(result, torch.Tensor):
+        raise TypeError(f"a layer gives {type(result).__name__}")
     return result

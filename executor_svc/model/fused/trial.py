@@ -10,7 +10,7 @@ from executor_svc.model import attention
 from executor_svc.model.fused.agreement import error
 from executor_svc.model.fused.output import GreedyHead
 from executor_svc.model.proof import ProvenLayer, hidden_as_zero
-from executor_svc.model.refusal import ModelRefused
+from executor_svc.model.refusal import ModelRefused, reason
 from kernels import Backend, Rows
 
 _BLOCK_SIZE = 16
@@ -30,8 +30,13 @@ class Trial:
 
     def check(self, greedy: GreedyHead | None) -> None:
         """Raises ModelRefused where logits are others now, or `greedy` finds other tokens than they do."""
-        logits, found = self._run(greedy)
         name, model = type(self._model).__name__, self._model
+        try:
+            logits, found = self._run(greedy)
+        except Exception as raised:  # whatever the model's own code raises, of what it misses now
+            raise ModelRefused(
+                f"{name} does not run with modules replaced ({reason(raised)}); set fused_modules to false"
+            ) from raised
         off = [error(new, old) for new, old in zip(logits, self._own, strict=True)]
         is_exact = model.dtype == torch.float32 and getattr(model.config, "quantization_config", None) is None
         difference = max(off) if is_exact else sorted(off)[len(off) // 2]
