@@ -14,6 +14,7 @@ import torch
 log = structlog.get_logger(__name__)
 
 _CGROUPS = Path("/sys/fs/cgroup")
+_OWN = Path("/proc/self/cgroup")  # "hierarchy:controllers:group" a line; version 2 has no controllers
 
 
 def set_threads(wanted: int | None, num_processes: int = 1) -> None:
@@ -28,13 +29,28 @@ def set_threads(wanted: int | None, num_processes: int = 1) -> None:
     torch.set_num_threads(wanted)
 
 
-def cores_of_group(root: Path = _CGROUPS) -> float | None:
-    """Cores' worth of time that the process's control group may use; None where nothing limits it (Linux alone)."""
+def cores_of_group(root: Path = _CGROUPS, own: Path = _OWN) -> float | None:
+    """Cores' worth of time that the process's control group, and those that it is in, may use; None where nothing
+    limits it (Linux alone)."""
     try:
-        quota, period = (root / "cpu.max").read_text().split()
+        lines = [line.split(":", 2) for line in own.read_text().splitlines()]
+    except OSError:
+        lines = []
+    own_groups = [Path(group) for _, names, group in lines if names == "" or "cpu" in names.split(",")]
+    # A container may see its own group as the root, and be told the name that it has outside.
+    groups = {Path("/"), *own_groups, *(outer for group in own_groups for outer in group.parents)}
+    places = {group.relative_to("/") for group in groups}
+    limits = [limit for place in places if (limit := _limit(root / place, root / "cpu" / place)) is not None]
+    return min(limits, default=None)
+
+
+def _limit(group: Path, group_of_version_1: Path) -> float | None:
+    try:
+        quota, period = (group / "cpu.max").read_text().split()
     except (OSError, ValueError):
         try:
-            quota, period = ((root / "cpu" / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))
+            files = (group_of_version_1 / f"cpu.cfs_{name}_us" for name in ("quota", "period"))
+            quota, period = (file.read_text().strip() for file in files)
         except OSError:
             return None
     try:
