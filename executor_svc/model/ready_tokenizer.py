@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -79,11 +80,19 @@ def _key(directory: Path) -> str:
         except metadata.PackageNotFoundError:
             version = "not installed"
         digest.update(f"\0{package} {version}".encode())
-    for file in sorted(path for path in directory.rglob("*") if path.is_file() and path.suffix not in _WEIGHTS):
-        with file.open("rb") as stream:
+    for name in sorted(_names(directory)):
+        with (directory / name).open("rb") as stream:
             content = hashlib.file_digest(stream, "sha256").hexdigest()
-        digest.update(f"\0{file.relative_to(directory).as_posix()} {content}".encode())
+        digest.update(f"\0{name} {content}".encode())
     return digest.hexdigest()
+
+
+def _names(directory: Path) -> Iterator[str]:
+    """Of files that it may be made of. Hidden ones are not among them: a clone has all weights there once more."""
+    for path in directory.rglob("*"):
+        name = path.relative_to(directory)
+        if path.suffix not in _WEIGHTS and not any(part.startswith(".") for part in name.parts) and path.is_file():
+            yield name.as_posix()
 
 
 def _read(path: Path) -> ReadyTokenizer | None:

@@ -59,6 +59,16 @@ def test_any_file_that_changes_is_noticed_and_weights_are_not_read(directory, ca
         assert len(made) == 2 + number
 
 
+def test_what_is_hidden_is_not_read(directory, cache, made):
+    """As a clone has all weights once more in .git."""
+    load_ready(directory, cache, trust_remote_code=False)
+    hidden = directory / ".git" / "lfs"
+    hidden.mkdir(parents=True)
+    (hidden / "a0b1").write_bytes(b"weights")
+    load_ready(directory, cache, trust_remote_code=False)
+    assert len(made) == 1
+
+
 def test_other_versions_of_what_makes_it_make_it_anew(directory, cache, made, monkeypatch):
     load_ready(directory, cache, trust_remote_code=False)
     monkeypatch.setattr(ready_tokenizer.metadata, "version", lambda package: "0.0")
