@@ -65,7 +65,7 @@ def test_greedy_choices_are_within_the_margin(loaded, reference, prompts):
     near_ties = int((gaps > 0).sum())
     print(f"near-ties: {near_ties} of {len(gaps)} tokens, at most {gaps.max():.3f} nats")
     assert len(gaps) == len(PROMPTS) * NUM_OUTPUTS
-    assert gaps.max() <= MARGIN_NATS
+    assert gaps.max() <= MARGIN_NATS + 1e-9  # they are differences of logarithms, which are rounded, too
     assert near_ties <= MOST_NEAR_TIES
 
 
