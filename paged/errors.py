@@ -86,6 +86,9 @@ CLASSES: dict[grpc.StatusCode, type[PagedClientError]] = {
 def client_error(code: grpc.StatusCode, message: str | None, trailing_metadata: Any) -> PagedClientError:
     """The exception of a call that ended with this status."""
     details = _details(trailing_metadata) if HAS_DETAILS else {}
+    if code is grpc.StatusCode.CANCELLED and not any(key == DETAILS_KEY for key, _ in trailing_metadata or ()):
+        # A scheduler says why. gRPC itself says nothing more to a call that comes while its server is closing.
+        return UnavailableError(code, message or "the server was closing", **details)
     return CLASSES.get(code, PagedClientError)(code, message or "", **details)
 
 

@@ -2,15 +2,18 @@
 
 import asyncio
 import contextlib
+import math
 import random
+import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from paged.client import Client, UnavailableError
 from paged.v1 import control_pb2
 from tests.processes import Service, start_executor, start_scheduler
+from tests.system.requests import ready
 
 LONGEST_FREEZE_S = 7.0  # longer than what executors wait for a silent scheduler, and schedulers for a silent executor
 
@@ -25,7 +28,8 @@ class Replicas:
     scheduler_flags: list[str] = field(default_factory=list)
     executors: dict[str, Service] = field(default_factory=dict)  # by endpoint
     schedulers: dict[str, Service] = field(default_factory=dict)  # by address
-    scheduler_ends: list[float] = field(default_factory=list)  # when one was killed or stopped
+    away: list[list[float]] = field(default_factory=list)  # from when a scheduler was told to end until it served again
+    ending: list[Service] = field(default_factory=list)  # told to stop, or killed
 
     def start(self, num_schedulers: int, num_executors: int) -> None:
         started = [self._new_executor(i, "tcp://127.0.0.1:0") for i in range(num_executors)]
@@ -71,40 +75,41 @@ class Replicas:
             address, service = list(self.schedulers.items())[number]
             with self._put_right(service):
                 await asyncio.sleep(chance.uniform(0, pause_s))
-                await self._suffer(service, chance, self.scheduler_ends)
+                away = [time.monotonic(), math.inf]
+                self.away.append(away)
+                if not await self._suffer(service, chance):
+                    self.away.remove(away)
             if service.process.poll() is not None:
                 self.schedulers[address] = self._new_scheduler(number, address)
                 await asyncio.to_thread(self.schedulers[address].wait_until_ready)
+                async with Client(address) as client:
+                    await ready(client, 60)
+                away[1] = time.monotonic()
 
-    async def _suffer(self, service: Service, chance: random.Random, ends: list[float] | None = None) -> None:
-        match chance.choice(["kill", "stop", "freeze", "freeze for long"]):
-            case "kill":
-                service.process.kill()
-            case "stop":
-                service.process.terminate()
-            case "freeze":
-                service.freeze()
-                await asyncio.sleep(chance.uniform(0, 1))
-                return
-            case _:
-                service.freeze()
-                await asyncio.sleep(chance.uniform(1, LONGEST_FREEZE_S))
-                return
-        if ends is not None:
-            ends.append(time.monotonic())
-        await asyncio.to_thread(service.process.wait, 60)
-        if ends is not None:
-            ends.append(time.monotonic())
+    async def _suffer(self, service: Service, chance: random.Random) -> bool:
+        """Whether it has ended by that."""
+        fate = chance.choice(["kill", "stop", "freeze", "freeze for long"])
+        if fate in ("kill", "stop"):
+            self.ending.append(service)
+            service.process.send_signal(signal.SIGKILL if fate == "kill" else signal.SIGTERM)
+            await asyncio.to_thread(service.process.wait, 60)
+            return True
+        service.freeze()
+        await asyncio.sleep(chance.uniform(0, 1) if fate == "freeze" else chance.uniform(1, LONGEST_FREEZE_S))
+        return False
 
     @contextlib.contextmanager
-    def _put_right(self, service: Service):
+    def _put_right(self, service: Service) -> Iterator[None]:
         try:
             yield
         finally:
-            service.thaw() if service.process.poll() is None else None
+            if service.process.poll() is None:
+                service.thaw()
 
     def revive(self) -> None:
         """Whatever does not run is started."""
+        for service in self.ending:
+            service.process.wait(60)
         for number, (endpoint, service) in enumerate(list(self.executors.items())):
             if service.process.poll() is not None:
                 self.executors[endpoint] = self._new_executor(number, endpoint)
@@ -144,7 +149,7 @@ async def through_disturbances(
     replicas: Replicas, calls: list[Callable[[Client], Awaitable[None]]], *, concurrency: int, seed: int, pause_s: float
 ) -> int:
     """Make the calls, taking schedulers in turn, while replicas of both kinds are disturbed. Returns how many have
-    ended with UNAVAILABLE; each of those while a scheduler was killed or stopped."""
+    ended with UNAVAILABLE; each of those while a scheduler was away."""
     room, spared, num_unavailable = asyncio.Semaphore(concurrency), [], 0
 
     async def one(client: Client, call: Callable[[Client], Awaitable[None]]) -> None:
@@ -155,7 +160,7 @@ async def through_disturbances(
                 await call(client)
             except UnavailableError as error:
                 num_unavailable += 1
-                if not any(begin <= end for end in replicas.scheduler_ends):
+                if not any(begin <= until for _, until in replicas.away):
                     spared.append(str(error))
 
     async with Client(replicas.target) as client:
@@ -174,6 +179,6 @@ async def through_disturbances(
             ended = await asyncio.gather(*disturbing, return_exceptions=True)
     faults = [error for error in ended if not isinstance(error, asyncio.CancelledError)]
     assert not faults, faults
-    assert spared == []
+    assert not spared, spared
     await asyncio.to_thread(replicas.revive)
     return num_unavailable
