@@ -19,7 +19,7 @@ from scheduler_svc.errors import RequestFailed, Unavailable
 from scheduler_svc.requests import GenerationRequest
 from tests.processes import Service, cleaned_up, start_executor, start_scheduler
 from tests.system.engines import engine_over, samples_ids
-from tests.system.requests import Call, idle_load, mixed_calls, ready
+from tests.system.requests import Call, idle_load, mixed_calls
 
 SLOW = ["--simulate-fixed-us", "5000"]
 PREFIX = list(range(1000, 1400))
@@ -314,7 +314,6 @@ async def test_a_watcher_is_told_of_each_executors_cache_under_its_endpoint(
 
 
 async def ready_models(client: Client, count: int) -> None:
-    await ready(client)
     async with asyncio.timeout(20):
         while len(await client.models()) < count:
             await asyncio.sleep(0.02)
