@@ -4,8 +4,16 @@ import numpy as np
 import pytest
 
 from paged.v1 import executor_pb2 as pb
-from scheduler_svc.core.sequence import TokenLogprobs
-from scheduler_svc.link.codec import MalformedMessage, decode_lease, decode_result
+from scheduler_svc.core.plan import Amounts, Lease, LeaseChange
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.sequence import Sequence, TokenLogprobs
+from scheduler_svc.link.codec import (
+    MalformedMessage,
+    decode_lease,
+    decode_lease_change,
+    decode_result,
+    encode_plan,
+)
 
 
 def int32(*values: int) -> bytes:
@@ -58,3 +66,37 @@ def test_log_probabilities_go_to_the_rows_that_asked() -> None:
     ]
     with pytest.raises(MalformedMessage):
         decode_result(message, [2, None, 1])
+
+
+def test_a_change_of_the_lease_is_taken() -> None:
+    recall = pb.Recall(blocks=3, rows=1, tokens_per_step=9)
+    message = pb.LeaseChange(granted_blocks=int32(7, 9), granted_tokens_per_step=4, recall=recall)
+    assert decode_lease_change(message) == LeaseChange([7, 9], [], 4, Amounts(3, 1, 9))
+    assert decode_lease_change(pb.LeaseChange()) == LeaseChange()
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"granted_blocks": int32(0)},
+        {"granted_blocks": int32(4, 4)},
+        {"granted_blocks": b"\1"},
+        {"granted_rows": int32(-1)},
+    ],
+)
+def test_a_change_that_cannot_be_is_refused(columns: dict[str, bytes]) -> None:
+    with pytest.raises(MalformedMessage):
+        decode_lease_change(pb.LeaseChange(**columns))
+
+
+def test_a_plan_tells_what_it_returns_and_what_is_wanted() -> None:
+    scheduler = Scheduler()
+    scheduler.attach(Lease([1, 2, 3, 4], [0, 1], 8, 4, most_lent=Amounts(9, 4, 16)))
+    scheduler.submit(Sequence("r", [1] * 6, 2))
+    scheduler.change_lease(LeaseChange(keep=Amounts(2, 1, 5)))
+    plan = scheduler.plan()
+    assert plan is not None
+    message = pb.ToExecutor.FromString(encode_plan(plan, 1, 1)).plan
+    assert (message.returned_blocks, message.returned_rows) == (int32(1, 2), int32(1))
+    assert message.returned_tokens_per_step == 3
+    assert (message.demand.rows, message.demand.least_rows) == (1, 1)
