@@ -62,9 +62,9 @@ def scheduler(endpoint: str, name: str, orders: Connection) -> None:
 
 async def _drive(endpoint: str, name: str, orders: Connection) -> None:
     with tempfile.TemporaryDirectory() as directory:
-        engine = Engine(
-            SchedulerSettings(executor_endpoint=endpoint, scheduler_id=name, cache_dir=Path(directory) / "tokenizers")
-        )
+        cache_dir = Path(directory) / "tokenizers"
+        settings = SchedulerSettings(executor_endpoint=endpoint, scheduler_id=name, cache_dir=cache_dir, max_losses=2)
+        engine = Engine(settings)
         orders.send(None)  # ready
         orders.recv()
         async with asyncio.TaskGroup() as tasks:
