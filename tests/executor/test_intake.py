@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given, settings
 
 from executor_svc.intake import Intake
+from executor_svc.leases import Lease
 from executor_svc.plan import PlanViolation, read_plan
 from executor_svc.step import Step
+from executor_svc.step_builder import merge_steps
 from paged.v1.executor_pb2 import StepPlan
-from tests.executor.plans import SESSION, column, make_batch, schedule, start
+from tests.executor.plans import OTHER_SESSION, SESSION, column, make_batch, schedule, start
 
 B = 4
 SIZES = {"num_rows": 5, "num_blocks": 60, "block_size": B, "max_model_len": 40}
@@ -175,3 +177,38 @@ def test_a_run_goes_on_past_the_entries_it_began_with() -> None:
         step = intake.take(schedule(plan, (0, 1, True))).step
         assert step.slots.tolist() == [2 + length - 1]
         assert step.block_tables[0].tolist() == list(np.arange(1, 2 + (length - 1) // 2))
+
+
+def test_each_session_goes_on_from_its_own_last_step_and_both_make_one_decode_step() -> None:
+    batch = make_batch(num_rows=3, num_blocks=20, block_size=8)
+    mine, theirs = Intake(batch, SESSION), Intake(batch, OTHER_SESSION)
+    mine.take(schedule(StepPlan(started=[start(0, [1, 2], [1])]), (0, 2, True)))
+    theirs.take(schedule(StepPlan(started=[start(2, [3, 4, 5], [18])]), (2, 3, True)))
+    for number in range(1, 5):
+        steps = [intake.take(schedule(StepPlan(), (row, 1, True))).step for intake, row in ((mine, 0), (theirs, 2))]
+        merged = merge_steps(steps)
+        assert merged.decodes
+        assert merged.rows.tolist() == [0, 2]
+        assert merged.slots.tolist() == [8 + 1 + number, 18 * 8 + 2 + number]
+
+
+def test_a_run_ends_where_blocks_are_returned_and_they_are_checked_against_all_that_it_took() -> None:
+    batch = make_batch(num_rows=3, num_blocks=20, block_size=2)
+    intake = Intake(batch, SESSION)
+    intake.take(schedule(StepPlan(started=[start(0, [1, 2], [1])]), (0, 2, True)))
+    for block in (2, 3):
+        grown = StepPlan(appended_rows=column([0]), appended_blocks=column([block]))
+        intake.take(schedule(grown, (0, 1, True)))
+        intake.take(schedule(StepPlan(), (0, 1, True)))
+    returning = StepPlan(
+        appended_rows=column([0]), appended_blocks=column([4]), returned_blocks=column([3]), returned_rows=column([1])
+    )
+    assert not intake.take(schedule(returning, (0, 1, True))).step.decodes
+    for blocks, rows, named in (
+        ([3], [1], "returned_blocks"),
+        ([4], [], "returned_blocks"),
+        ([7], [0], "returned_rows"),
+    ):
+        with pytest.raises(PlanViolation, match=named):
+            batch.check_returned(Lease(np.array(blocks, np.int32), np.array(rows, np.int32), 0), SESSION)
+    batch.check_returned(Lease(np.array([7, 8], np.int32), np.array([1], np.int32), 0), SESSION)
