@@ -13,7 +13,7 @@ from tests.executor.client import PlanClient
 from tests.executor.oracle import PROMPT, VOCAB
 from tests.executor.plans import column, ids_of, schedule
 from tests.executor.plans import start as start_row
-from tests.processes import Service
+from tests.processes import Service, wait_for
 
 ALL = Demand(blocks=63, rows=8, tokens_per_step=32)
 
@@ -171,17 +171,28 @@ def test_a_recall_that_is_not_served_ends_the_session(start: Callable[..., Servi
         assert len(ids_of(second.attached.lease.block_ids)) == 63
 
 
-def test_what_a_killed_scheduler_had_is_granted_to_the_other(start: Callable[..., Service]) -> None:
-    executor = start("--session-timeout-s", "60")
+@pytest.mark.parametrize(("fate", "session_timeout_s"), [(signal.SIGKILL, "60"), (signal.SIGSTOP, "3")])
+def test_what_a_lost_scheduler_had_is_granted_to_the_other_which_goes_on_meanwhile(
+    start: Callable[..., Service], fate: signal.Signals, session_timeout_s: str
+) -> None:
+    executor = start("--session-timeout-s", session_timeout_s)
     command = [sys.executable, "-m", "tests.executor.client", executor.address, "two"]
     with PlanClient(executor.address) as client:
         client.attach("one")
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as second:
             try:
-                serve(client)
+                serve_when_asked(client)
                 assert second.stdout is not None
                 assert second.stdout.readline().strip() == b"2"
-                second.send_signal(signal.SIGKILL)
+                second.send_signal(fate)
+                client.run(prefill(client))
+                wait_for(lambda: client.run() and client.changes, "a grant of what the lost one had")
                 assert ids_of(client.change().granted_blocks) == [63]
             finally:
                 second.kill()
+
+
+def serve_when_asked(client: PlanClient) -> None:
+    """Alive until something is recalled."""
+    wait_for(lambda: client.run() and client.changes, "a recall")
+    serve(client)
