@@ -9,6 +9,7 @@ import numpy as np
 from benchmarks.claims.meter import Meter
 from benchmarks.claims.requests import Arrivals
 from benchmarks.claims.watched import WatchedScheduler
+from benchmarks.fitting import fitted
 from scheduler_svc.core.plan import Lease, Plan, Result
 from scheduler_svc.core.state import CoreState, Counters
 
@@ -49,16 +50,7 @@ class StepCosts:
     def fitted(cls, works: list[StepWork], seconds: list[float]) -> "StepCosts":
         """By least squares of relative errors; no part is below 0."""
         columns = np.array([(1, work.num_tokens, work.num_samples, work.num_context) for work in works], float)
-        took = np.array(seconds)
-        parts = list(range(4))
-        while True:
-            found, *_ = np.linalg.lstsq(columns[:, parts] / took[:, None], np.ones(len(took)))
-            if (found >= 0).all():
-                break
-            del parts[int(found.argmin())]
-        values = np.zeros(4)
-        values[parts] = found
-        return cls(*values.tolist())
+        return cls(*fitted(columns, np.array(seconds)).tolist())
 
 
 class Paper:

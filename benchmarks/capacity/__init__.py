@@ -1,0 +1,1 @@
+"""How many schedulers and executors a load takes: measured pieces, and a simulation made of them."""
