@@ -63,7 +63,7 @@ class Readers:
 
     async def run(self) -> Seen:
         channels = [grpc.aio.insecure_channel(address) for address in self._load.addresses]
-        calls = [
+        calls: list[Any] = [
             channel.unary_stream(METHOD, response_deserializer=pb.GenerateResponse.FromString) for channel in channels
         ]
         asking = asyncio.create_task(self._ask(calls))
