@@ -6,15 +6,17 @@ async with Client("127.0.0.1:50051") as client:
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self, TypedDict, TypeVar, Unpack
+from typing import Any, Self, Unpack
 
 import grpc
 import grpc.aio
 
 from paged import options as checked
+from paged.channel import channel_options as default_options
 from paged.errors import (
     DeadlineExceededError,
     DuplicateRequestError,
@@ -28,6 +30,8 @@ from paged.errors import (
     UnavailableError,
     client_error,
 )
+from paged.requests import Options, Prompt, chat, generate_request, picked
+from paged.retries import DEFAULT_RETRIES, Attempts, Retries
 from paged.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 __all__ = [
@@ -43,71 +47,12 @@ __all__ = [
     "Prompt",
     "RequestAbortedError",
     "ResourceExhaustedError",
+    "Retries",
     "ServerError",
     "UnavailableError",
     "chat",
     "generate_request",
 ]
-
-OWN_FIELDS = (
-    "request_id",
-    "model",
-    "logprobs",
-    "prompt_logprobs",
-    "echo",
-    "truncate_prompt_tokens",
-    "cache_salt",
-    "n",
-    "beam",
-    "best_of",
-    "priority",
-    "tenant",
-    "prefix_cache_bypass",
-)
-
-Prompt = str | Sequence[int] | inference_pb2.Chat
-Response = TypeVar("Response")
-
-
-class Options(TypedDict, total=False):
-    """What may be said of a generation, named and documented as in inference.proto. What is left out stays unset."""
-
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    seed: int
-    logit_bias: Mapping[int, float]
-    allowed_token_ids: Sequence[int]
-    bad_words: Sequence[str]
-    bad_token_sequences: Sequence[Sequence[int]]
-    max_tokens: int
-    min_tokens: int
-    stop: str | Sequence[str]
-    stop_token_ids: Sequence[int]
-    ignore_eos: bool
-    include_stop_string: bool
-    logprobs: int
-    prompt_logprobs: int
-    echo: bool
-    truncate_prompt_tokens: int
-    cache_salt: str
-    prefix_cache_bypass: bool
-    priority: int
-    tenant: str
-    n: int
-    beam: inference_pb2.BeamSearch
-    best_of: int
-    json_schema: str | Mapping[str, Any]  # Of these four, one: fields of `Grammar`.
-    regex: str
-    choice: Sequence[str]
-    lark: str
-    model: str
-    request_id: str
-    timeout_s: float  # The call's deadline.
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +71,16 @@ class Completion:
 
 
 class Client:
-    """One connection to a scheduler. Every method raises `PagedClientError` where the call fails.
+    """Calls to one scheduler, or to several in turn. Every method raises `PagedClientError` where the call fails.
 
-    `address` is HOST:PORT, or any target that gRPC knows (`dns:///scheduler:50051`, which spreads calls over all
-    addresses of that name). `credentials` None means no encryption. `max_message_bytes` bounds a message in either
-    direction; the server has a limit of its own (`--max-message-bytes`).
+    `address` is HOST:PORT, or any target that gRPC knows. A name stands for all its addresses
+    (`dns:///scheduler:50051`), and so does a list (`ipv4:10.0.0.1:50051,10.0.0.2:50051`): calls go to them in turn, but
+    to none that is away or about to stop; new addresses of the name are found when a connection ends. A request is
+    tried again as `retries` says, as long as nothing of its answer has come. Methods of the control service are not,
+    and are about the scheduler whose turn it is: give the address of one where that matters.
+
+    `credentials` None means no encryption. `max_message_bytes` bounds a message in either direction; the server has a
+    limit of its own (`--max-message-bytes`). `channel_options` go before our own.
     """
 
     def __init__(
@@ -139,9 +89,13 @@ class Client:
         *,
         credentials: grpc.ChannelCredentials | None = None,
         max_message_bytes: int = 64 * 1024 * 1024,
+        retries: Retries = DEFAULT_RETRIES,
         channel_options: Sequence[tuple[str, Any]] = (),
     ) -> None:
-        options = [*_channel_options(max_message_bytes), *channel_options]
+        self._retries = retries
+        given = {name for name, _ in channel_options}
+        ours = [option for option in default_options(max_message_bytes) if option[0] not in given]
+        options = [*ours, *channel_options]
         if credentials is None:
             self._channel = grpc.aio.insecure_channel(address, options=options)
         else:
@@ -170,14 +124,10 @@ class Client:
 
         `prompt` is a text, token ids, or a `chat(...)`.
         """
-        call = self._inference.Generate(generate_request(prompt, **options), timeout=options.get("timeout_s"))
-        try:
-            async for message in call:
+        request = generate_request(prompt, **options)
+        async with aclosing(self._messages(request, options.get("timeout_s"))) as messages:
+            async for message in messages:
                 yield message
-        except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
-            raise await _translated(call, error) from None
-        finally:
-            call.cancel()
 
     async def complete(self, prompt: Prompt, **options: Unpack[Options]) -> Completion:
         """The whole answer, in one message. Raises TypeError with `n` above 1: that is for `complete_samples`."""
@@ -190,13 +140,7 @@ class Client:
         """The whole answers of all `n` samples, by index; one message each."""
         request = generate_request(prompt, **options)
         request.stream = False
-        call = self._inference.Generate(request, timeout=options.get("timeout_s"))
-        try:
-            messages = [message async for message in call]
-        except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
-            raise await _translated(call, error) from None
-        finally:
-            call.cancel()
+        messages = [message async for message in self._messages(request, options.get("timeout_s"))]
         return [
             Completion(
                 request_id=whole.request_id,
@@ -214,8 +158,8 @@ class Client:
 
     async def tokenize(self, prompt: str | inference_pb2.Chat, *, model: str = "") -> list[int]:
         given = {"model": model, **checked.text_or_chat("prompt", prompt)}
-        request = inference_pb2.TokenizeRequest(**_picked(given, inference_pb2.TokenizeRequest))
-        return list((await self._answer(self._inference.Tokenize(request))).token_ids)
+        request = inference_pb2.TokenizeRequest(**picked(given, inference_pb2.TokenizeRequest))
+        return list((await self._retried(self._inference.Tokenize, request)).token_ids)
 
     async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True, model: str = "") -> str:
         given = {
@@ -223,12 +167,12 @@ class Client:
             "token_ids": checked.token_ids("token_ids", token_ids),
             "skip_special_tokens": skip_special_tokens,
         }
-        request = inference_pb2.DetokenizeRequest(**_picked(given, inference_pb2.DetokenizeRequest))
-        return (await self._answer(self._inference.Detokenize(request))).text
+        request = inference_pb2.DetokenizeRequest(**picked(given, inference_pb2.DetokenizeRequest))
+        return (await self._retried(self._inference.Detokenize, request)).text
 
     async def model(self, name: str = "") -> control_pb2.GetModelResponse:
         """Facts of the model of that name, or of the only one that is served."""
-        request = control_pb2.GetModelRequest(**_picked({"model": name}, control_pb2.GetModelRequest))
+        request = control_pb2.GetModelRequest(**picked({"model": name}, control_pb2.GetModelRequest))
         return await self._answer(self._control.GetModel(request))
 
     async def models(self) -> list[control_pb2.GetModelResponse]:
@@ -259,78 +203,50 @@ class Client:
         finally:
             call.cancel()
 
+    async def _messages(
+        self, request: inference_pb2.GenerateRequest, timeout_s: float | None
+    ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
+        """Those of the first attempt that gets any, or ends well."""
+        attempts = Attempts(self._retries, timeout_s)
+        while True:
+            call = self._inference.Generate(request, timeout=attempts.left_s)
+            has_begun = False
+            try:
+                async for message in call:
+                    has_begun = True
+                    yield message
+                return
+            except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
+                pause_s = await self._pause_s(call, error, None if has_begun else attempts)
+            finally:
+                call.cancel()
+            await asyncio.sleep(pause_s)
+
+    async def _retried(self, method: Callable[..., Any], request: Any) -> Any:
+        attempts = Attempts(self._retries, None)
+        while True:
+            call = method(request)
+            try:
+                return await call
+            except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
+                pause_s = await self._pause_s(call, error, attempts)
+            await asyncio.sleep(pause_s)
+
+    async def _pause_s(self, call: Any, error: BaseException, attempts: Attempts | None) -> float:
+        """Seconds until the call that has failed is made again; raises its error where it is not."""
+        translated = await _translated(call, error)
+        pause_s = None
+        if attempts is not None and isinstance(translated, PagedClientError):
+            pause_s = attempts.pause_s(translated)
+        if pause_s is None:
+            raise translated from None
+        return pause_s
+
     async def _answer(self, call: Any) -> Any:
         try:
             return await call
         except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
             raise await _translated(call, error) from None
-
-
-def chat(*messages: tuple[str, str] | Mapping[str, str]) -> inference_pb2.Chat:
-    """A conversation as a prompt, of (role, content) pairs or of dicts with these two keys. Raises TypeError
-    or ValueError for a message that is neither."""
-    return inference_pb2.Chat(messages=[checked.chat_message(i, message) for i, message in enumerate(messages)])
-
-
-def generate_request(prompt: Prompt, **options: Unpack[Options]) -> inference_pb2.GenerateRequest:
-    """The message that `Client.generate` sends. Raises TypeError for an unknown option, and TypeError or
-    ValueError, naming the option, for a value that the message cannot hold. None is as if left out."""
-    if unknown := options.keys() - Options.__annotations__.keys():
-        raise TypeError(f"unknown options: {', '.join(sorted(unknown))}")
-    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    for name, convert in _CONVERTERS.items():
-        if name in given:
-            given[name] = convert(name, given[name])
-    stop = inference_pb2.StopConditions(**_picked(given, inference_pb2.StopConditions))
-    with checked.named("stop"):
-        stop.strings.extend(given.get("stop", ()))
-    with checked.named("stop_token_ids"):
-        stop.token_ids.extend(given.get("stop_token_ids", ()))
-    return inference_pb2.GenerateRequest(
-        sampling=inference_pb2.SamplingParams(**_picked(given, inference_pb2.SamplingParams)),
-        stop=stop,
-        **_picked({name: given[name] for name in OWN_FIELDS if name in given}, inference_pb2.GenerateRequest),
-        grammar=_grammar(given),
-        **checked.prompt_field(prompt),
-    )
-
-
-_CONVERTERS: dict[str, Callable[[str, Any], Any]] = {
-    "logit_bias": checked.logit_biases,
-    "allowed_token_ids": checked.token_ids,
-    "bad_words": checked.texts,
-    "bad_token_sequences": checked.token_id_lists,
-    "stop": checked.text_or_texts,
-    "stop_token_ids": checked.token_ids,
-    "json_schema": checked.schema,
-    "choice": checked.choice,
-    "timeout_s": checked.seconds,
-}
-
-
-def _grammar(given: Mapping[str, Any]) -> inference_pb2.Grammar | None:
-    kinds = [name for name in inference_pb2.Grammar.DESCRIPTOR.fields_by_name if name in given]
-    if len(kinds) > 1:
-        raise TypeError(f"{' and '.join(kinds)}: a request has one grammar")
-    return inference_pb2.Grammar(**_picked(given, inference_pb2.Grammar)) if kinds else None
-
-
-def _picked(given: Mapping[str, Any], message: Any) -> dict[str, Any]:
-    picked = {name: given[name] for name in message.DESCRIPTOR.fields_by_name if name in given}
-    for name, value in picked.items():
-        with checked.named(name):
-            message(**{name: value})
-    return picked
-
-
-def _channel_options(max_message_bytes: int) -> list[tuple[str, Any]]:
-    return [
-        ("grpc.max_receive_message_length", max_message_bytes),
-        ("grpc.max_send_message_length", max_message_bytes),
-        ("grpc.keepalive_time_ms", 30_000),
-        ("grpc.keepalive_timeout_ms", 10_000),
-        ("grpc.service_config", '{"loadBalancingConfig": [{"round_robin": {}}]}'),
-    ]
 
 
 async def _translated(call: Any, error: BaseException) -> BaseException:

@@ -37,6 +37,7 @@ async def serve(settings: SchedulerSettings) -> None:
         log.info("stopping")
         # The engine refuses new requests by itself, so the server goes on taking calls until the last answer has ended:
         # one that came while the server was closing would be told CANCELLED.
+        await server.stop_accepting()
         engine.stop()
         await engine.drained(settings.shutdown_grace_s)
         engine.fail_all(Unavailable("the scheduler is shutting down"))

@@ -1,33 +1,37 @@
 """One answer on its way back to its client: from the tokens that the core appends to text that may be sent."""
 
-import asyncio
 from dataclasses import replace
 from typing import Literal
 
 from scheduler_svc.core.sequence import EndReason, Sequence
-from scheduler_svc.errors import PagedError, RequestAborted, RequestFailed
+from scheduler_svc.errors import DeadlineExceeded, PagedError, RequestAborted, RequestFailed
 from scheduler_svc.preface import Preface
+from scheduler_svc.reader import Reader
 from scheduler_svc.requests import Delta, Finish, Usage
 from scheduler_svc.text.grammars import Matcher
 from scheduler_svc.text.text_stream import TextStream
 
 Outcome = Literal["finished", "cancelled", "failed"]
 MAX_DELTA_TOKENS = 1024  # with the most log-probabilities some 300 kB: a reader that was slow gets several messages
+TOKEN_BYTES = 40  # an integer in a list
+LOGPROBS_BYTES, ALTERNATIVE_BYTES = 250, 70  # of a token, and of each alternative to it
 
 
 class Answer:
-    """`take` reads what is new in the sequence and sets `changed`; whatever waits then leaves as one delta.
+    """`take` reads what is new in the sequence; whatever waits then leaves as one delta.
 
     Ends once, by `take` (the sequence has ended, or a stop string was found) or by `fail`.
     """
 
-    def __init__(
-        self, sequence: Sequence, text_stream: TextStream, changed: asyncio.Event, echo: str | None = None
-    ) -> None:
+    def __init__(self, sequence: Sequence, text_stream: TextStream, reader: Reader, echo: str | None = None) -> None:
         self.sequence = sequence
+        self.reader = reader
         self._preface = Preface(sequence, echo) if Preface.wanted(sequence, echo) else None
         self.has_news = False  # for `next_delta`
-        self.is_dirty = False  # in the engine's queue of answers with new tokens
+        # The delivery's: whether it is in the queue, and since when it has what is not taken, and not in a message.
+        self.is_queued = False
+        self.noted_at: float | None = None
+        self.taken_at: float | None = None
         self.matcher: Matcher | None = None  # where it has a grammar
         self._num_followed = 0  # output tokens that the matcher has seen
         self._text_stream = text_stream
@@ -36,7 +40,7 @@ class Answer:
         self._text: list[str] = []
         self._finish: Finish | None = None
         self._error: PagedError | None = None
-        self._changed = changed
+        self._token_bytes = _token_bytes(sequence.sampling.logprobs)
 
     def take(self) -> None:
         """Take in the tokens that were appended since the last time, and the sequence's end."""
@@ -50,8 +54,7 @@ class Answer:
         ids = sequence.token_ids[begin : len(sequence.token_ids) - at_end_token]  # an end token has no text
         if ids:
             piece = self._text_stream.push(ids)
-            self._text.append(piece.text)
-            self._num_taken += piece.num_tokens_used
+            self._hold(piece.text, piece.num_tokens_used)
             if piece.stop_string is not None:
                 self._end(Finish(stop_string=piece.stop_string))
                 return
@@ -59,12 +62,20 @@ class Answer:
             self.fail(RequestFailed("the model's logits were not finite"))
         elif sequence.end_reason is not None:
             piece = self._text_stream.finish()
-            self._text.append(piece.text)
-            self._num_taken += at_end_token
+            self._hold(piece.text, int(at_end_token))
             by_token = at_end_token and piece.stop_string is None
             complete = sequence.end_reason is EndReason.COMPLETE and piece.stop_string is None
             self._end(Finish(sequence.token_ids[-1] if by_token else None, piece.stop_string, complete))
-        self._tell()
+        elif not self.reader.is_whole:
+            self.has_news = True
+
+    def cannot_wait(self, max_tokens: int) -> bool:
+        """Whether `take` has something to do although the reader is behind: an end, a stop string that may have come,
+        or more than so many new tokens."""
+        sequence = self.sequence
+        if sequence.end_reason is not None or self._text_stream.can_stop:
+            return True
+        return len(sequence.token_ids) - sequence.num_prompt - self._num_taken > max_tokens
 
     def follow_grammar(self) -> bytes | None:
         """The mask for its next token; None where its grammar allows none. Raises GrammarStuck."""
@@ -79,11 +90,17 @@ class Answer:
         return self._finish is not None or self._error is not None
 
     @property
+    def has_more(self) -> bool:
+        """Whether there is something for a message, taken or not."""
+        return self.has_news or self.noted_at is not None
+
+    @property
     def outcome(self) -> Outcome:
         """What has become of it, at its end."""
         if self._finish is not None:
             return "finished"
-        return "cancelled" if self._error is None or isinstance(self._error, RequestAborted) else "failed"
+        cancelled = self._error is None or isinstance(self._error, RequestAborted | DeadlineExceeded)
+        return "cancelled" if cancelled else "failed"
 
     @property
     def error(self) -> PagedError | None:
@@ -94,7 +111,8 @@ class Answer:
         """End with an error instead of a last delta. Harmless if the answer is over."""
         if not self.is_over:
             self._error = error
-            self._tell()
+            self.has_news = True
+            self.reader.wake()
 
     def next_delta(self) -> Delta:
         """All that waits, as far as one message goes. Raises the error that has ended the answer."""
@@ -106,15 +124,18 @@ class Answer:
         sequence = self.sequence
         begin, end = self._num_sent, min(self._num_taken, self._num_sent + MAX_DELTA_TOKENS)
         self._num_sent = end
-        text, self._text = "".join(self._text), []
+        text = self._text[0] if len(self._text) == 1 else "".join(self._text)
+        self._text.clear()
         delta = Delta(
             text=text,
             token_ids=sequence.token_ids[sequence.num_prompt + begin : sequence.num_prompt + end],
             logprobs=sequence.logprobs[begin:end],
             index=sequence.sampling.index,
         )
+        if not self.reader.is_whole:
+            self.reader.unread_bytes -= len(text) + (end - begin) * self._token_bytes
         if end < self._num_taken:
-            self._tell()
+            self.has_news = True
             return delta
         if self._finish is None:
             return delta
@@ -129,17 +150,25 @@ class Answer:
         delta = preface.next_delta()
         if preface.is_over:
             self._preface = None
-        self._tell()
+        self.has_news = True
         return delta
+
+    def _hold(self, text: str, num_tokens: int) -> None:
+        """Until the next delta."""
+        self._text.append(text)
+        self._num_taken += num_tokens
+        if not self.reader.is_whole:
+            self.reader.unread_bytes += len(text) + num_tokens * self._token_bytes
 
     def _end(self, finish: Finish) -> None:
         self._finish = finish
-        self._tell()
-
-    def _tell(self) -> None:
         self.has_news = True
-        self._changed.set()
 
     def _usage(self) -> Usage:
         sequence = self.sequence
         return Usage(sequence.num_prompt, self._num_taken, sequence.num_cached or 0)
+
+
+def _token_bytes(num_logprobs: int | None) -> int:
+    """What a token takes that waits for its reader, in bytes, but for its text."""
+    return TOKEN_BYTES if num_logprobs is None else TOKEN_BYTES + LOGPROBS_BYTES + ALTERNATIVE_BYTES * num_logprobs

@@ -1,10 +1,10 @@
 """The best of several samples: nothing is said before all have ended, and then of the likeliest alone."""
 
-import asyncio
 from collections import deque
 from dataclasses import replace
 
 from scheduler_svc.answer import Answer
+from scheduler_svc.delivery import Delivery
 from scheduler_svc.requests import Delta
 from scheduler_svc.samples import Samples
 
@@ -12,10 +12,8 @@ from scheduler_svc.samples import Samples
 class BestOf(Samples):
     """`num_returned` of the answers, by the sum of the log-probabilities of their tokens, the likeliest first."""
 
-    def __init__(
-        self, answers: list[Answer], changed: asyncio.Event, num_returned: int, *, with_logprobs: bool
-    ) -> None:
-        super().__init__(answers, changed)
+    def __init__(self, answers: list[Answer], delivery: Delivery, num_returned: int, *, with_logprobs: bool) -> None:
+        super().__init__(answers, delivery)
         self._num_returned = num_returned
         self._with_logprobs = with_logprobs
         self._is_ranked = False
@@ -30,8 +28,7 @@ class BestOf(Samples):
                 self._unfinished = deque(ranked[: self._num_returned])
                 self._is_ranked = True
             else:
-                self._changed.clear()
-                await self._changed.wait()
+                await self.reader.turn()
         answer = self._unfinished[0]
         delta = replace(answer.next_delta(), index=self._num_returned - len(self._unfinished))
         if delta.finish is not None:

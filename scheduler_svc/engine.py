@@ -6,7 +6,6 @@ waiting first, in slices that leave the event loop free for the next result.
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import AsyncGenerator
 
 import structlog
@@ -17,6 +16,7 @@ from scheduler_svc.core.cache_events import Told
 from scheduler_svc.core.prefix import prefix_hashes
 from scheduler_svc.core.results import Applied
 from scheduler_svc.core.sequence import Sequence, State
+from scheduler_svc.delivery import Delivery
 from scheduler_svc.discovery import Discovery
 from scheduler_svc.errors import (
     DuplicateRequest,
@@ -38,7 +38,6 @@ from scheduler_svc.served_model import ServedModel
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.suspects import Suspects
 
-SLICE_S = 0.002  # of the event loop for answers before links and calls get their turn
 LONG_PROMPT_TOKENS = 4096  # hashed in a worker thread
 RETRY_AFTER_S = 1.0
 
@@ -51,7 +50,12 @@ class Engine:
     def __init__(self, settings: SchedulerSettings, discovery: Discovery | None = None) -> None:
         self._settings = settings
         self._requests: dict[str, Samples] = {}
-        self._dirty: deque[Answer] = deque()
+        self._delivery = Delivery(
+            max_unread_bytes=settings.max_unread_bytes,
+            max_total_unread_bytes=settings.max_total_unread_bytes,
+            take=self._take,
+            fail=self.fail_request,
+        )
         self._counts: dict[Outcome, int] = {"finished": 0, "cancelled": 0, "failed": 0}
         self._suspects = Suspects(settings.max_losses)
         self._is_stopping = False
@@ -117,6 +121,11 @@ class Engine:
         finally:
             self._forget(request.request_id, samples)
 
+    def fail_request(self, request_id: str, error: PagedError) -> None:
+        """End a request with this error, if it is live."""
+        if request_id in self._requests:
+            self._fail(self._requests[request_id], error)
+
     def abort(self, request_ids: list[str]) -> list[str]:
         found = [request_id for request_id in request_ids if request_id in self._requests]
         for request_id in found:
@@ -133,13 +142,13 @@ class Engine:
         return self.fleet.cache_watch.watch()
 
     def load(self) -> control_pb2.GetLoadResponse:
-        return load_of(self.fleet, self._counts)
+        return load_of(self.fleet, self._counts, self._delivery)
 
     def _open(self, request: GenerationRequest, model: ServedModel, echo: str | None) -> Samples:
         self._check_acceptable(request, model)
         if max(request.prompt_ids) >= model.facts.vocab_size:
             raise Unavailable("the model has changed since the prompt was tokenized; try again")
-        samples = open_request(request, model.text.tokenizer, model.facts.eos_token_ids, echo)
+        samples = open_request(request, model.text.tokenizer, model.facts.eos_token_ids, echo, self._delivery)
         samples.model = model.name
         for answer in samples.answers:
             answer.sequence.scheduler = model.waiting  # until it is placed
@@ -199,6 +208,7 @@ class Engine:
     def _forget(self, request_id: str, samples: Samples) -> None:
         """The client has its last message, or has gone."""
         del self._requests[request_id]
+        self._delivery.close(samples.reader)
         if samples.first.state is not State.NEW:  # else it was refused
             self._counts[samples.outcome] += 1
         self._end(samples)
@@ -224,32 +234,12 @@ class Engine:
 
     def on_applied(self, applied: Applied) -> None:
         self._suspects.note_tokens(applied.updated)
-        was_empty = not self._dirty
-        for sequences in (applied.updated, applied.ended):
-            for sequence in sequences:
-                answer = sequence.owner
-                if not answer.is_dirty:
-                    answer.is_dirty = True
-                    self._dirty.append(answer)
-        if was_empty and self._dirty:
-            asyncio.get_running_loop().call_soon(self._serve_answers)
+        self._delivery.note(applied.updated)
+        self._delivery.note(applied.ended)
 
     def on_lost(self, ran: list[Sequence]) -> None:
         for answer in self._suspects.note_loss(ran):
             self.fail(answer.sequence, RequestFailed("the executor was lost each time it computed this request"))
-
-    def _serve_answers(self) -> None:
-        """Turn new tokens into text for those who have waited longest, for one slice of time."""
-        end = time.perf_counter() + SLICE_S
-        while self._dirty:
-            answer = self._dirty.popleft()
-            answer.is_dirty = False
-            if not answer.is_over:
-                self._take(answer)
-            if time.perf_counter() > end:
-                break
-        if self._dirty:
-            asyncio.get_running_loop().call_soon(self._serve_answers)
 
     def _take(self, answer: Answer) -> None:
         request_id, was_over = answer.sequence.request_id, answer.is_over

@@ -43,8 +43,16 @@ class TooManyWatchers(PagedError):
     """Too many watch the prefix cache already (RESOURCE_EXHAUSTED)."""
 
 
+class ReaderTooSlow(PagedError):
+    """Too much of an answer waits for its reader (RESOURCE_EXHAUSTED)."""
+
+
 class Unavailable(PagedError):
     """No executor, or shutting down; another scheduler may serve the request (UNAVAILABLE)."""
+
+
+class DeadlineExceeded(PagedError):
+    """The request's time is over: its own deadline, or the server's limit (DEADLINE_EXCEEDED)."""
 
 
 class RequestAborted(PagedError):

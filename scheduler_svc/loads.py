@@ -4,11 +4,12 @@ from collections.abc import Mapping
 
 from paged.v1 import control_pb2
 from scheduler_svc.answer import Outcome
+from scheduler_svc.delivery import Delivery
 from scheduler_svc.driver import Driver
 from scheduler_svc.fleet import Fleet
 
 
-def load_of(fleet: Fleet, outcomes: Mapping[Outcome, int]) -> control_pb2.GetLoadResponse:
+def load_of(fleet: Fleet, outcomes: Mapping[Outcome, int], delivery: Delivery) -> control_pb2.GetLoadResponse:
     """`outcomes` says what has become of requests so far."""
     counters = fleet.counters
     states = [scheduler.state for scheduler in fleet.schedulers]
@@ -32,6 +33,14 @@ def load_of(fleet: Fleet, outcomes: Mapping[Outcome, int]) -> control_pb2.GetLoa
         generated_tokens=counters.generated_tokens,
         executor_losses=fleet.num_losses,
         executor_attached=any(model.executors for model in fleet.models),
+        stream_messages=delivery.num_messages,
+        streamed_tokens=delivery.num_tokens,
+        result_to_write_s=control_pb2.Histogram(
+            bounds=delivery.result_to_write_s.bounds,
+            counts=delivery.result_to_write_s.counts,
+            sum=delivery.result_to_write_s.sum,
+        ),
+        unread_bytes=delivery.unread_bytes,
         executors=[_executor_load(driver) for _, driver in sorted(fleet.drivers.items())],
     )
 

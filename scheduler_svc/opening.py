@@ -1,6 +1,5 @@
 """A request as its answers: the sequences that the core computes for it, and the text that is made of each."""
 
-import asyncio
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -9,6 +8,8 @@ from scheduler_svc.best_of import BestOf
 from scheduler_svc.core.beam import BeamParameters, BeamSearch
 from scheduler_svc.core.beam_group import BeamGroup
 from scheduler_svc.core.sequence import Sampling, Sequence
+from scheduler_svc.delivery import Delivery
+from scheduler_svc.reader import Reader
 from scheduler_svc.requests import BeamOptions, GenerationRequest
 from scheduler_svc.samples import Samples
 from scheduler_svc.text.text_stream import TextStream
@@ -16,18 +17,23 @@ from scheduler_svc.text.tokenizer import Tokenizer
 
 
 def open_request(
-    request: GenerationRequest, tokenizer: Tokenizer, eos_token_ids: Iterable[int], echo: str | None
+    request: GenerationRequest,
+    tokenizer: Tokenizer,
+    eos_token_ids: Iterable[int],
+    echo: str | None,
+    delivery: Delivery,
 ) -> Samples:
     """New sequences, the first of which stands for all until the core has been given it. `echo` is the text that each
     answer begins with."""
-    changed = asyncio.Event()
+    reader = Reader(request.request_id, is_whole=not request.streams or request.best_of is not None)
+    delivery.open(reader)
     sampling, end_token_ids = request.sampling, _end_token_ids(request, eos_token_ids)
     if request.best_of is not None and sampling.logprobs is None:
         sampling = replace(sampling, logprobs=0)
     answers = []
     for index in range(request.best_of or request.num_samples):
         sequence = _new_sequence(request, sampling, index, end_token_ids)
-        answers.append(Answer(sequence, _text_stream(request, tokenizer), changed, echo))
+        answers.append(Answer(sequence, _text_stream(request, tokenizer), reader, echo))
         sequence.owner = answers[-1]
     sequences = [answer.sequence for answer in answers]
     if request.beam is not None:
@@ -36,8 +42,8 @@ def open_request(
         sequences[0].held = sequences[1:]
     if request.best_of is not None:
         with_logprobs = request.sampling.logprobs is not None
-        return BestOf(answers, changed, request.num_samples, with_logprobs=with_logprobs)
-    return Samples(answers, changed)
+        return BestOf(answers, delivery, request.num_samples, with_logprobs=with_logprobs)
+    return Samples(answers, delivery)
 
 
 def _end_token_ids(request: GenerationRequest, eos_token_ids: Iterable[int]) -> tuple[int, ...]:

@@ -33,6 +33,7 @@ class GenerationRequest:
     beam: "BeamOptions | None" = None
     best_of: int | None = None
     model: str = ""  # served name; empty means the only one
+    streams: bool = True  # else nothing of an answer is wanted before its end
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class Usage:
     cached_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that would treble what making one costs
 class Delta:
     """All that has become known of the answer `index` since its last one. `finish` and `usage` are set in the last, and
     so is the `score` of one that was chosen among others."""

@@ -1,23 +1,24 @@
 """All answers to one request: its samples, served as they have something to say."""
 
-import asyncio
 from collections import deque
 
 from scheduler_svc.answer import Answer, Outcome
 from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.delivery import Delivery
 from scheduler_svc.errors import PagedError
 from scheduler_svc.requests import Delta
 
 
 class Samples:
-    """`next_delta` waits for any of the answers. An error of one of them is the request's. `model` is its served
-    name."""
+    """`next_delta` waits for any of the answers, which have one reader. An error of one of them is the request's.
+    `model` is its served name."""
 
     model = ""
 
-    def __init__(self, answers: list[Answer], changed: asyncio.Event) -> None:
+    def __init__(self, answers: list[Answer], delivery: Delivery) -> None:
         self.answers = answers
-        self._changed = changed  # set by any of the answers
+        self.reader = answers[0].reader
+        self._delivery = delivery
         self._unfinished = deque(answers)
 
     @property
@@ -42,15 +43,28 @@ class Samples:
             answer.fail(error)
 
     async def next_delta(self) -> Delta:
-        """All that waits of one answer, as soon as anything does; one after another where several have news. Raises the
-        error that has ended one of them."""
-        while True:
-            for _ in range(len(self._unfinished)):
-                answer = self._unfinished.popleft()
-                delta = answer.next_delta() if answer.has_news else None
-                if delta is None or delta.finish is None:
+        """All that waits of one answer, when its turn has come; one after another where several have news. Raises the
+        error that has ended one of them, without waiting."""
+        answer = None
+        for other in self._unfinished:
+            if other.error is not None:
+                answer = other
+            elif other.has_more:
+                self._delivery.ask(other)
+        while answer is None:
+            await self.reader.turn()
+            answer = self._with_news()
+        delta = self._delivery.message(answer)
+        if delta.finish is not None:
+            self._unfinished.remove(answer)
+        return delta
+
+    def _with_news(self) -> Answer | None:
+        """One of the answers that have something to say; who was found is found last the next time."""
+        for answer in self._unfinished:
+            if answer.has_news:
+                if len(self._unfinished) > 1:
+                    self._unfinished.remove(answer)
                     self._unfinished.append(answer)
-                if delta is not None:
-                    return delta
-            self._changed.clear()
-            await self._changed.wait()
+                return answer
+        return None

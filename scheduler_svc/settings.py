@@ -116,6 +116,18 @@ class SchedulerSettings(BaseSettings):
         le=1024**3,
         description="Largest gRPC message taken or sent, in bytes.",
     )
+    max_unread_bytes: int = Field(
+        default=4 * 1024 * 1024,
+        ge=64 * 1024,
+        le=1024**3,
+        description="Bytes of a stream's answers that may wait for its reader; with more it is RESOURCE_EXHAUSTED.",
+    )
+    max_total_unread_bytes: int = Field(
+        default=256 * 1024 * 1024,
+        ge=1024 * 1024,
+        le=1024**4,
+        description="The same of all streams together; with more, the one that has most is RESOURCE_EXHAUSTED.",
+    )
 
     executor_wait_s: PositiveSeconds = Field(
         default=30.0, description="Seconds that requests wait for a lost executor before they end with UNAVAILABLE."

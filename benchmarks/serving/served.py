@@ -106,10 +106,10 @@ async def _ask(client: Client, requests: list[Request], workload: Workload) -> N
 
 def _cpu_s(services: list[Service]) -> dict[str, float]:
     client = time.process_time()
-    return {"client": client} | {service.module: _process_cpu_s(service.pid) for service in services}
+    return {"client": client} | {service.module: process_cpu_s(service.pid) for service in services}
 
 
-def _process_cpu_s(pid: int) -> float:
+def process_cpu_s(pid: int) -> float:
     """User and system time of a process (Linux), 0 elsewhere."""
     if sys.platform != "linux":
         return 0.0

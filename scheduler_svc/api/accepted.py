@@ -46,6 +46,7 @@ def generation_request(
         beam=beam_options(request),
         best_of=request.best_of if request.HasField("best_of") else None,
         grammar=grammar_of(request),
+        streams=request.stream or not request.HasField("stream"),
     )
 
 

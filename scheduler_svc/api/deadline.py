@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import grpc.aio
 
-from scheduler_svc.api.errors import DeadlineExceeded
+from scheduler_svc.errors import DeadlineExceeded
 
 T = TypeVar("T")
 
@@ -29,10 +29,14 @@ class Deadline:
             return cls(client_s, "the deadline of the call has passed")
         return cls(max_request_s, f"the request took longer than the server's limit of {max_request_s:g} s")
 
+    def error(self) -> DeadlineExceeded:
+        """What a call ends with once it has passed."""
+        return DeadlineExceeded(self._reason)
+
     def check(self) -> None:
         """Raises DeadlineExceeded if it has passed."""
         if self._loop.time() >= self._at:
-            raise DeadlineExceeded(self._reason)
+            raise self.error()
 
     def call(self, callback: Callable[[], object]) -> asyncio.TimerHandle:
         """Have it called when the deadline passes, unless the handle is cancelled before."""
@@ -45,5 +49,5 @@ class Deadline:
                 return await awaitable
         except TimeoutError:
             if timer.expired():
-                raise DeadlineExceeded(self._reason) from None
+                raise self.error() from None
             raise

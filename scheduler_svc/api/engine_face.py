@@ -5,6 +5,7 @@ from typing import Protocol
 
 from paged.v1 import control_pb2, executor_pb2
 from scheduler_svc.core.cache_events import Told
+from scheduler_svc.errors import PagedError
 from scheduler_svc.requests import Delta, GenerationRequest
 
 
@@ -51,6 +52,9 @@ class Engine(Protocol):
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
         """The answer as it comes; the last delta has `finish` and `usage`. Closing or cancelling it frees all."""
+
+    def fail_request(self, request_id: str, error: PagedError) -> None:
+        """End this request with the error, if it is live."""
 
     def abort(self, request_ids: list[str]) -> list[str]:
         """End these requests with `RequestAborted`; returns those that were found."""

@@ -19,20 +19,17 @@ MAX_FIELD_BYTES = 64
 MAX_DESCRIPTION_BYTES = 160
 
 
-class DeadlineExceeded(errors.PagedError):
-    """The request's time is over: its own deadline, or the server's limit (DEADLINE_EXCEEDED)."""
-
-
 CODES: dict[type[errors.PagedError], tuple[grpc.StatusCode, str]] = {
     errors.InvalidRequest: (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
     errors.ModelNotFound: (grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND"),
     errors.DuplicateRequest: (grpc.StatusCode.ALREADY_EXISTS, "DUPLICATE_REQUEST"),
     errors.QueueFull: (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
     errors.TooManyWatchers: (grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_WATCHERS"),
+    errors.ReaderTooSlow: (grpc.StatusCode.RESOURCE_EXHAUSTED, "READER_TOO_SLOW"),
     errors.Unavailable: (grpc.StatusCode.UNAVAILABLE, "UNAVAILABLE"),
     errors.RequestAborted: (grpc.StatusCode.CANCELLED, "REQUEST_ABORTED"),
     errors.RequestFailed: (grpc.StatusCode.INTERNAL, "REQUEST_FAILED"),
-    DeadlineExceeded: (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
+    errors.DeadlineExceeded: (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
 }
 
 _OTHER = (grpc.StatusCode.INTERNAL, "INTERNAL")

@@ -1,9 +1,11 @@
-"""grpc.health.v1: "" says that the process is alive, each service's name that it can answer requests."""
+"""grpc.health.v1: "" says that the process is alive, each service's name that it can answer requests, and ACCEPTING
+that it takes new ones, which our client goes by."""
 
 import asyncio
 
 from grpc_health.v1 import health, health_pb2
 
+from paged.channel import ACCEPTING
 from scheduler_svc.api.engine_face import Engine
 
 SERVICES = ("paged.v1.InferenceService", "paged.v1.ControlService")
@@ -19,8 +21,13 @@ class EngineHealth:
         self.servicer = health.aio.HealthServicer()
 
     async def start(self) -> None:
+        await self.servicer.set(ACCEPTING, health_pb2.HealthCheckResponse.SERVING)
         await self._publish(self._engine.ready)
         self._follower = asyncio.create_task(self._follow(), name="health")
+
+    async def stop_accepting(self) -> None:
+        """Have clients go elsewhere with new requests."""
+        await self.servicer.set(ACCEPTING, health_pb2.HealthCheckResponse.NOT_SERVING)
 
     async def stop(self) -> None:
         """From now on everything is NOT_SERVING, and watchers are told."""

@@ -31,30 +31,39 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
         deadline = Deadline.of(context, self._settings.max_request_s)
         generation = await self._accepted(request, deadline)
-        streams = request.stream or not request.HasField("stream")
         held: defaultdict[int, list[Delta]] = defaultdict(list)
         unfinished = generation.num_samples
         deltas = self._engine.generate(generation)
         sending = False
-        # While this waits for tokens, `bounded` ends it; while it waits for a reader who has stopped, this does.
-        expiry = deadline.call(lambda: self._close(deltas) if sending else None)
+        expiry: asyncio.TimerHandle | None = None
+
+        def expire() -> None:
+            # While a reader who has stopped is waited for, nobody can be told.
+            if sending:
+                self._close(deltas)
+            else:
+                self._engine.fail_request(generation.request_id, deadline.error())
+
         try:
-            while (delta := await deadline.bounded(anext(deltas, None))) is not None:
+            # Before the first tokens this waits for many things; then for the engine alone, and a timer is cheaper.
+            delta = await deadline.bounded(anext(deltas, None))
+            expiry = deadline.call(expire)
+            while delta is not None:
                 unfinished -= delta.finish is not None
-                if not streams:
+                if not generation.streams:
                     held[delta.index].append(delta)
-                    if delta.finish is None:
-                        deadline.check()
-                        continue
-                    delta = merge(held.pop(delta.index))
-                sending = True
-                yield to_response(generation.request_id, delta)
-                sending = False
+                if generation.streams or delta.finish is not None:
+                    whole = delta if generation.streams else merge(held.pop(delta.index))
+                    sending = True
+                    yield to_response(generation.request_id, whole)
+                    sending = False
                 if unfinished:
                     # Answers that were closed meanwhile must not look like ones that have ended.
                     deadline.check()
+                delta = await anext(deltas, None)
         finally:
-            expiry.cancel()
+            if expiry is not None:
+                expiry.cancel()
             await deltas.aclose()
 
     def _close(self, deltas: AsyncGenerator[Delta, None]) -> None:

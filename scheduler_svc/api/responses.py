@@ -26,18 +26,22 @@ def merge(deltas: Iterable[Delta]) -> Delta:
 
 
 def to_response(request_id: str, delta: Delta) -> inference_pb2.GenerateResponse:
-    return inference_pb2.GenerateResponse(
-        request_id=request_id,
-        text=delta.text,
-        token_ids=delta.token_ids,
-        logprobs=[_logprobs(entry) for entry in delta.logprobs],
-        finish=_finish(delta.finish) if delta.finish else None,
-        usage=_usage(delta.usage) if delta.usage else None,
-        index=delta.index,
-        prompt_token_ids=delta.prompt_token_ids,
-        prompt_logprobs=[_logprobs(entry) for entry in delta.prompt_logprobs],
-        score=delta.score,
+    response = inference_pb2.GenerateResponse(
+        request_id=request_id, text=delta.text, token_ids=delta.token_ids, index=delta.index
     )
+    # The rest is in few messages, and each field that is named costs something even where it is empty.
+    if delta.logprobs:
+        response.logprobs.extend(map(_logprobs, delta.logprobs))
+    if delta.prompt_token_ids or delta.prompt_logprobs:
+        response.prompt_token_ids.extend(delta.prompt_token_ids)
+        response.prompt_logprobs.extend(map(_logprobs, delta.prompt_logprobs))
+    if delta.finish is not None:
+        response.finish.CopyFrom(_finish(delta.finish))
+    if delta.usage is not None:
+        response.usage.CopyFrom(_usage(delta.usage))
+    if delta.score is not None:
+        response.score = delta.score
+    return response
 
 
 def _logprobs(entry: TokenLogprobs) -> inference_pb2.TokenLogprobs:

@@ -70,6 +70,10 @@ class ApiServer:
         except OSError as error:
             raise BindFailed(f"cannot write --address-file {file}: {error.strerror}") from error
 
+    async def stop_accepting(self) -> None:
+        """Have clients that follow our health go elsewhere with new requests; those that come here are still taken."""
+        await self._health.stop_accepting()
+
     async def stop(self, grace_s: float) -> None:
         """Take no new calls, give running ones this time, then cancel them."""
         await self._health.stop()

@@ -108,9 +108,10 @@ class ByteLevelDecoder:
 
     def push(self, ids: Sequence[int]) -> str:
         table = self._table
-        if len(ids) == 1:
-            return self._decode(table[ids[0]])
-        return self._decode(b"".join([table[token_id] for token_id in ids]))
+        data = table[ids[0]] if len(ids) == 1 else b"".join([table[token_id] for token_id in ids])
+        if data.isascii() and not self._utf8.buffer:  # most of it, and a third of the time
+            return data.decode("ascii")
+        return self._decode(data)
 
     def pending(self) -> str:
         return ""

@@ -12,6 +12,7 @@ def release_unused_memory() -> None:
     would keep the 300.
     """
     gc.collect()
+    gc.freeze()  # what is left stays, and no later collection has to look at it again
     if sys.platform != "linux":
         return
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

@@ -43,6 +43,11 @@ class TextStream:
         self._num_unsearched_chars = 0  # characters of such tokens that the detokenizer still holds
         self._stop_string: str | None = None
 
+    @property
+    def can_stop(self) -> bool:
+        """Whether there are stop strings."""
+        return self._finder is not None
+
     def push(self, ids: Sequence[int]) -> TextPiece:
         """The text that has become deliverable. After a stop string, no further token is used."""
         if self._finder is None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from paged.v1 import control_pb2, executor_pb2
 from scheduler_svc.core.cache_events import Told
 from scheduler_svc.core.sequence import TokenLogprobs
+from scheduler_svc.errors import PagedError
 from scheduler_svc.requests import Delta, Finish, GenerationRequest, Usage
 
 VOCAB_SIZE = 512
@@ -53,6 +54,7 @@ class ScriptedEngine:
     submitted: list[GenerationRequest] = field(default_factory=list)
     live: set[str] = field(default_factory=set)
     told: list[tuple[str, Told]] = field(default_factory=list)
+    failed: dict[str, asyncio.Future[None]] = field(default_factory=dict)  # each live request's error, once it has one
     ended: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
 
     def model(self, name: str) -> "ScriptedEngine":
@@ -85,6 +87,7 @@ class ScriptedEngine:
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
         self.submitted.append(request)
         self.live.add(request.request_id)
+        failed = self.failed[request.request_id] = asyncio.get_running_loop().create_future()
         try:
             for action in self.script:
                 if isinstance(action, Exception):
@@ -92,10 +95,22 @@ class ScriptedEngine:
                 if isinstance(action, Delta):
                     yield action
                 else:
-                    await action()
+                    await self._until_failed(action(), failed)
         finally:
             self.live.discard(request.request_id)
             self.ended.put_nowait(request.request_id)
+
+    async def _until_failed(self, work: Awaitable[object], failed: asyncio.Future[None]) -> None:
+        working = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait([working, failed], return_when=asyncio.FIRST_COMPLETED)
+            (failed if failed.done() else working).result()
+        finally:
+            working.cancel()
+
+    def fail_request(self, request_id: str, error: PagedError) -> None:
+        if request_id in self.live:
+            self.failed[request_id].set_exception(error)
 
     def abort(self, request_ids: list[str]) -> list[str]:
         return [request_id for request_id in request_ids if request_id in self.live]

@@ -1,0 +1,110 @@
+"""Streamed tokens per second, per second of a scheduler's CPU, per message, and how late they are.
+
+Schedulers over simulated executors with steps of 10 ms, all real processes on this machine, and readers in a process of
+their own that always has so many streams open: prompts of 32 to 96 tokens, outputs of 256 to 768. Streams go to the
+schedulers in turn. Of each run: tokens that readers got per second; the same per second of CPU of all schedulers;
+tokens per message; time from sending a request to its first token (ttft_ms), between the messages of a stream (itl_ms;
+each brings one token or several), and in the scheduler from a result's arrival to its message being handed to gRPC
+(write_ms, whose percentiles are upper bounds of a fine histogram).
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+
+import numpy as np
+
+from benchmarks.serving.streams import Window, served, watch
+from paged.cli.load_generator import Load
+from paged.cli.processes import DemoFailed
+from paged.v1 import control_pb2
+
+STREAMS = (256, 1024, 4096)
+SETTLE_S, MEASURED_S = 3.0, 8.0
+CORES_FOR_FOUR = 10  # schedulers: theirs, executor's and readers'
+
+Figures = dict[str, object]
+
+
+async def run(num_schedulers: int, num_streams: int, seconds: float) -> Figures:
+    async with served(num_schedulers, num_streams) as system:
+        window = await watch(system, Load(system.target, num_streams), SETTLE_S, seconds)
+    return figures(num_schedulers, num_streams, window)
+
+
+def figures(num_schedulers: int, num_streams: int, window: Window) -> Figures:
+    seen, cpu_s = window.seen, sum(window.cpu_s)
+    if seen.errors:
+        print(f"errors: {seen.errors}", file=sys.stderr)
+    messages = sum(load.stream_messages for load in window.after) - sum(load.stream_messages for load in window.before)
+    streamed = sum(load.streamed_tokens for load in window.after) - sum(load.streamed_tokens for load in window.before)
+    return {
+        "schedulers": num_schedulers,
+        "streams": num_streams,
+        "tok_s": round(seen.tokens / seen.seconds),
+        "tok_per_cpu_s": round(seen.tokens / cpu_s),
+        "tok_per_message": round(streamed / max(messages, 1), 2),
+        "ttft_ms": _percentiles(seen.ttft_s),
+        "itl_ms": _percentiles(seen.gaps_s),
+        "write_ms": _write_percentiles(window),
+        "scheduler_cores": round(cpu_s / seen.seconds / num_schedulers, 2),
+        "executor_cores": round(window.executor_cpu_s / seen.seconds, 2),
+    }
+
+
+def _percentiles(seconds: list[float]) -> dict[str, float]:
+    if not seconds:
+        return {}
+    p50, p99 = np.percentile(seconds, (50, 99))
+    return {"p50": round(1e3 * p50, 1), "p99": round(1e3 * p99, 1)}
+
+
+def _write_percentiles(window: Window) -> dict[str, float]:
+    """Upper bounds: each is the bound of the interval that the percentile is in."""
+    pairs = zip(window.before, window.after, strict=True)
+    counts = sum(_counts(after) - _counts(before) for before, after in pairs)
+    bounds = [*window.after[0].result_to_write_s.bounds, float("inf")]
+    ranks = np.cumsum(counts)
+    if not len(ranks) or not ranks[-1]:
+        return {}
+    at = {f"p{p}": bounds[int(np.searchsorted(ranks, ranks[-1] * p / 100))] for p in (50, 99)}
+    return {name: round(1e3 * bound, 2) for name, bound in at.items()}
+
+
+def _counts(load: control_pb2.GetLoadResponse) -> np.ndarray:
+    return np.array(load.result_to_write_s.counts, np.int64)
+
+
+def _say(row: Figures) -> None:
+    print(", ".join(f"{name} {value}" for name, value in row.items()), flush=True)
+
+
+async def measure(args: argparse.Namespace) -> list[Figures]:
+    rows = []
+    for num_schedulers in args.schedulers:
+        for num_streams in args.streams:
+            rows.append(await run(num_schedulers, num_streams, args.seconds))
+            _say(rows[-1])
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+    counts = (1, 2, 4) if (os.cpu_count() or 1) >= CORES_FOR_FOUR else (1, 2)
+    parser.add_argument("--schedulers", type=int, nargs="+", default=counts)
+    parser.add_argument("--streams", type=int, nargs="+", default=STREAMS)
+    parser.add_argument("--seconds", type=float, default=MEASURED_S, help="measured in each run")
+    args = parser.parse_args()
+    try:
+        rows = asyncio.run(measure(args))
+    except DemoFailed as error:
+        sys.exit(str(error))
+    if args.json:
+        print(json.dumps({"runs": rows}))
+
+
+if __name__ == "__main__":
+    main()
