@@ -6,6 +6,9 @@ latency is simulated), encode, send, decode. plan() and apply() themselves are m
 
 Beside it, in the same run, what the machine takes for nothing but the way: as many bytes to a process that sends back
 as many as a result has, over the same kind of sockets, without any of our code.
+
+With --idle: the share of its time that an executor with steps of 5 ms waits for plans while 256 streams are delivered
+over gRPC, with two plans in flight and with one.
 """
 
 import argparse
@@ -26,6 +29,7 @@ from statistics import median
 import uvloop
 import zmq
 
+from benchmarks.serving.idle import idle_share
 from paged.v1 import executor_pb2 as pb
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence
@@ -34,6 +38,7 @@ from scheduler_svc.link.session import ExecutorSession, LinkOptions
 
 PROMPT_TOKENS = (32, 96)
 TOO_LONG_S = 120.0
+IDLE_STREAMS = 256
 
 
 async def round_trips_us(endpoint: str, num_rows: int, steps: int) -> list[float]:
@@ -139,12 +144,25 @@ def simulated_executor(*flags: str) -> Iterator[str]:
             process.wait()
 
 
+def idle(as_json: bool) -> None:
+    shares = [uvloop.run(idle_share(IDLE_STREAMS, plans_in_flight)) for plans_in_flight in (2, 1)]
+    figures = {"idle_share": round(shares[0], 4), "idle_share_depth_1": round(shares[1], 4)}
+    if as_json:
+        print(json.dumps(figures))
+    else:
+        print(f"the executor waits {shares[0]:.2%} of its time; with one plan in flight {shares[1]:.2%}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
     parser.add_argument("--rows", type=int, default=256, help="sequences that decode")
     parser.add_argument("--steps", type=int, default=400, help="round trips")
+    parser.add_argument("--idle", action="store_true", help="how long an executor waits for plans, instead")
     args = parser.parse_args()
+    if args.idle:
+        idle(args.json)
+        return
     with simulated_executor("--num-blocks", "20000", "--max-rows", str(max(args.rows, 256))) as endpoint:
         times = sorted(uvloop.run(round_trips_us(endpoint, args.rows, args.steps)))
     figures = {

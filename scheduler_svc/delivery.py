@@ -1,7 +1,7 @@
 """When answers leave: whose new tokens are made text next, and which call gets its next message.
 
-One queue, longest waiting first. What is behind the first messages of a turn waits for the next turn of the event loop,
-so that results, plans and calls come between; a call whose last message is still on its way is not given another, and
+One queue, longest waiting first, and one message in a turn of the event loop, so that results, plans and new calls come
+between; a call whose last message is still on its way is not given another, and
 all that has come for it meanwhile leaves as one. So the busier the process, the more tokens in a message.
 """
 
@@ -17,8 +17,10 @@ from scheduler_svc.histogram import Histogram
 from scheduler_svc.reader import Reader
 from scheduler_svc.requests import Delta
 
-SLICE_S = 0.002  # that a turn of the event loop may take, with what gRPC does for its messages
-MIN_MESSAGES, MAX_MESSAGES = 4, 256  # in a turn
+SLICE_S = 0.002  # of a turn of the event loop, for text that is made though its reader is behind
+# gRPC tells the event loop of one event a turn: that a message has left, that a call has come. With more messages in a
+# turn events pile up, until calls wait for seconds and messages for each other. A turn costs some 5 µs.
+MESSAGES_IN_A_TURN = 1
 UNTAKEN_TOKENS = 32  # that may wait in the core for a reader who is behind
 
 
@@ -43,8 +45,6 @@ class Delivery:
         self._fail = fail
         self._queue: deque[Answer] = deque()
         self._has_turn = False  # scheduled on the event loop
-        self._max_messages = 32  # in the next turn
-        self._turn_began: float | None = None  # of the last turn, while others follow it at once
         self._readers: set[Reader] = set()
         self.unread_bytes = 0
         self.num_messages = self.num_tokens = 0  # of streams
@@ -99,29 +99,18 @@ class Delivery:
             asyncio.get_running_loop().call_soon(self._turn)
 
     def _turn(self) -> None:
-        """As many messages as a slice of time allows. Most of what they cost comes after this, when the calls go on."""
+        """For the next messages, and for what cannot wait for its reader before them."""
         self._has_turn = False
-        now = time.perf_counter()
-        if self._turn_began is not None:
-            self._adjust(now - self._turn_began)
-        num_messages = 0
-        while self._queue and num_messages < self._max_messages:
+        num_messages, end = 0, time.perf_counter() + SLICE_S
+        while self._queue and num_messages < MESSAGES_IN_A_TURN and time.perf_counter() < end:
             answer = self._queue.popleft()
             answer.is_queued = False
             reader = answer.reader
-            if (reader.is_waiting and not reader.is_whole) or answer.cannot_wait(UNTAKEN_TOKENS):
+            is_ready = reader.is_waiting and not reader.is_whole
+            if is_ready or answer.cannot_wait(UNTAKEN_TOKENS):
                 self._serve(answer)
-                num_messages += 1
-                if time.perf_counter() > now + SLICE_S:
-                    break
-        self._turn_began = now if self._queue else None
+                num_messages += is_ready
         self._have_turn()
-
-    def _adjust(self, took_s: float) -> None:
-        if took_s > SLICE_S:
-            self._max_messages = max(MIN_MESSAGES, self._max_messages * 3 // 4)
-        else:
-            self._max_messages = min(MAX_MESSAGES, self._max_messages + 1)
 
     def _serve(self, answer: Answer) -> None:
         reader = answer.reader

@@ -65,6 +65,7 @@ class Driver:
         self._moved_on = False  # whether any sequence got a token in this session
         self._last_failure = ""
         self.num_losses = 0
+        self.num_steps = self.step_us = self.wait_us = 0  # as results tell of them
         self.lost_at: float | None = time.monotonic()  # None while a session is going on
 
     @property
@@ -212,6 +213,9 @@ class Driver:
             log.exception("result_failed", step=message.step)
             session.end(f"result failed: {type(error).__name__}")
             return
+        self.num_steps += 1
+        self.step_us += message.step_us
+        self.wait_us += message.wait_us
         self._moved_on |= bool(applied.updated)
         self._pump()
         self._listener.on_applied(applied)

@@ -63,4 +63,7 @@ def _executor_load(driver: Driver) -> control_pb2.ExecutorLoad:
         prompt_tokens=counters.prompt_tokens,
         cached_prompt_tokens=counters.cached_prompt_tokens,
         generated_tokens=counters.generated_tokens,
+        steps=driver.num_steps,
+        step_us=driver.step_us,
+        wait_us=driver.wait_us,
     )

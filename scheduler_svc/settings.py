@@ -174,9 +174,9 @@ class SchedulerSettings(BaseSettings):
     keepalive_s: PositiveSeconds = Field(
         default=30.0, description="Seconds between keepalive pings on a quiet connection."
     )
-    max_connection_age_s: PositiveSeconds | None = Field(
-        default=None,
-        description="Seconds after which clients are asked to connect anew, to find new schedulers; off if unset.",
+    max_connection_age_s: PositiveSeconds = Field(
+        default=60.0,
+        description="Seconds after which clients are asked to connect anew, which is when they find new schedulers.",
     )
     max_connection_age_grace_s: PositiveSeconds = Field(
         default=3600.0, description="Seconds that the calls of such a connection have to end."

@@ -38,7 +38,7 @@ class Window:
 class Served:
     """Services that take requests."""
 
-    executors: list[Service]
+    executor: Service
     schedulers: list[Service]
     addresses: list[str]
 
@@ -49,42 +49,51 @@ class Served:
 
     @property
     def services(self) -> list[Service]:
-        return [*self.executors, *self.schedulers]
+        return [self.executor, *self.schedulers]
 
 
 @asynccontextmanager
 async def served(
-    num_schedulers: int, rows: int, *, step_us: int = STEP_US, executor_flags: Sequence[str] = ()
+    num_schedulers: int,
+    rows: int,
+    *,
+    step_us: int = STEP_US,
+    tokens_per_row: int = 1024,
+    executor_flags: Sequence[str] = (),
 ) -> AsyncIterator[Served]:
-    """As many schedulers, with rows for so many sequences in all."""
+    """Schedulers that share an executor, with rows for so many sequences in all, and blocks for such long ones."""
+    services: list[Service] = []
     with tempfile.TemporaryDirectory(prefix="paged-serving-") as name:
         directory = Path(name)
-        executors: list[Service] = []
-        schedulers: list[Service] = []
-        addresses = []
+        endpoint_file = directory / "endpoint"
         try:
+            flags = [
+                *_executor_flags(rows, step_us, tokens_per_row),
+                "--endpoint-file",
+                str(endpoint_file),
+                *executor_flags,
+            ]
+            services.append(await Service.start("executor_svc", flags, directory / "executor.log"))
+            endpoint = await while_alive(written(endpoint_file, READY_S), *services)
+            addresses = []
             for number in range(num_schedulers):
-                own_rows = -(-rows // num_schedulers)
-                endpoint_file, address_file = directory / f"endpoint{number}", directory / f"address{number}"
-                flags = [*_executor_flags(own_rows, step_us), "--endpoint-file", str(endpoint_file), *executor_flags]
-                executors.append(await Service.start("executor_svc", flags, directory / f"executor{number}.log"))
-                endpoint = await while_alive(written(endpoint_file, READY_S), *executors)
+                address_file = directory / f"address{number}"
                 flags = ["--listen-address", "127.0.0.1:0", "--address-file", str(address_file)]
                 flags += ["--executor-endpoint", endpoint, "--cache-dir", str(directory / "tokenizers")]
-                schedulers.append(await Service.start("scheduler_svc", flags, directory / f"scheduler{number}.log"))
-                addresses.append(await while_alive(serving(address_file, READY_S), *executors, *schedulers))
-            yield Served(executors, schedulers, addresses)
+                services.append(await Service.start("scheduler_svc", flags, directory / f"scheduler{number}.log"))
+                addresses.append(await while_alive(serving(address_file, READY_S), *services))
+            yield Served(services[0], services[1:], addresses)
         finally:
-            for service in [*schedulers, *executors]:
+            for service in reversed(services):
                 await service.stop()
 
 
-def _executor_flags(rows: int, step_us: int) -> list[str]:
-    # Blocks for sequences of 1,024 tokens, so that nobody is preempted: scheduling is measured elsewhere.
+def _executor_flags(rows: int, step_us: int, tokens_per_row: int) -> list[str]:
+    # Nobody is preempted: scheduling is measured elsewhere.
     return [
         *("--simulate", "--simulate-fixed-us", str(step_us), "--simulate-max-model-len", str(MAX_MODEL_LEN)),
         *("--max-rows", str(rows), "--tokens-per-step", str(rows + PROMPT_TOKENS_PER_STEP)),
-        *("--num-blocks", str(rows * 1024 // BLOCK_SIZE + 1), "--endpoint", "tcp://127.0.0.1:0"),
+        *("--num-blocks", str(rows * -(-tokens_per_row // BLOCK_SIZE) + 1), "--endpoint", "tcp://127.0.0.1:0"),
     ]
 
 
@@ -144,11 +153,11 @@ async def watch(system: Served, load: Load, settle_s: float, seconds: float) -> 
         clients = [Client(address) for address in system.addresses]
         before = [await client.load() for client in clients]
         cpu_s = [process_cpu_s(service.pid) for service in system.schedulers]
-        executor_cpu_s = sum(process_cpu_s(service.pid) for service in system.executors)
+        executor_cpu_s = process_cpu_s(system.executor.pid)
         generator.begin()
         await asyncio.sleep(seconds)
         used_s = [process_cpu_s(s.pid) - began for s, began in zip(system.schedulers, cpu_s, strict=True)]
-        executor_cpu_s = sum(process_cpu_s(service.pid) for service in system.executors) - executor_cpu_s
+        executor_cpu_s = process_cpu_s(system.executor.pid) - executor_cpu_s
         after = [await client.load() for client in clients]
         seen = await generator.end()
         for client in clients:

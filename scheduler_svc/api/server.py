@@ -82,7 +82,7 @@ class ApiServer:
 
 def server_options(settings: SchedulerSettings) -> list[tuple[str, Any]]:
     """gRPC's own names for our settings."""
-    options = [
+    return [
         ("grpc.max_receive_message_length", settings.max_message_bytes),
         ("grpc.max_send_message_length", settings.max_message_bytes),
         # Without this, two schedulers on one port would share its calls in silence.
@@ -92,13 +92,9 @@ def server_options(settings: SchedulerSettings) -> list[tuple[str, Any]]:
         ("grpc.keepalive_permit_without_calls", 1),
         # Clients that ping more often than this are sent away.
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+        ("grpc.max_connection_age_ms", round(settings.max_connection_age_s * 1000)),
+        ("grpc.max_connection_age_grace_ms", round(settings.max_connection_age_grace_s * 1000)),
     ]
-    if settings.max_connection_age_s is not None:
-        options += [
-            ("grpc.max_connection_age_ms", round(settings.max_connection_age_s * 1000)),
-            ("grpc.max_connection_age_grace_ms", round(settings.max_connection_age_grace_s * 1000)),
-        ]
-    return options
 
 
 def write_atomically(path: Path, text: str) -> None:
