@@ -111,6 +111,8 @@ class Answer:
         """End with an error instead of a last delta. Harmless if the answer is over."""
         if not self.is_over:
             self._error = error
+            self._text.clear()  # nothing of it will be said, though its reader may never come to hear why
+            self.sequence.logprobs.clear()
             self.has_news = True
             self.reader.wake()
 
