@@ -17,6 +17,7 @@ import asyncio
 import json
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.claims import blocks, memory, prefixes, pressure, rates, report, samples, throughput
@@ -25,9 +26,10 @@ from benchmarks.claims.served import Executor, ServingFailed
 from benchmarks.claims.setting import BLOCK_SIZE, KV_TOKENS, LONGEST, MAX_ROWS, TOKENS_PER_STEP, Figures, Setting
 from benchmarks.lengths import MIXES
 from paged.cli.processes import DemoFailed
+from scheduler_svc.logs import configure_logs
 
-WINDOW_S, QUICK_WINDOW_S = 20.0, 3.0
-PLANS, QUICK_PLANS = 8000, 1500
+WINDOW_S, QUICK_WINDOW_S = 20.0, 3.5
+PLANS, QUICK_PLANS = 10_000, 1500
 
 
 async def measure(args: argparse.Namespace) -> Figures:
@@ -56,11 +58,15 @@ async def measure(args: argparse.Namespace) -> Figures:
         figures["throughput"], costs = await throughput.measure(setting, executor)
         tokens_s = report.paged_tokens_s(figures, setting.mixes[-1].name)
         section("latency against the rate of requests")
-        figures["rates"] = await rates.measure(setting, executor, costs, tokens_s)
+        figures["step_costs_us"] = {
+            mix: {part: round(1e6 * value, 3) for part, value in asdict(of_mix).items()}
+            for mix, of_mix in costs.items()
+        }
+        figures["rates"] = await rates.measure(setting, executor, figures["throughput"], costs)
         section("prefix sharing")
         figures["prefixes"] = await prefixes.measure(setting, executor)
         section("preemption under pressure")
-        figures["pressure"] = await pressure.measure(setting, executor, tokens_s)
+        figures["pressure"] = await pressure.measure(setting, executor, tokens_s, costs[setting.mixes[-1].name])
     section("samples and beams, on paper")
     figures["samples"] = samples.measure(setting)
     section("block sizes and tables")
@@ -107,6 +113,7 @@ def main() -> None:
     parser.add_argument("--redraw", type=Path, help="measure nothing: draw the plots of this claims.json")
     parser.add_argument("--executor-flag", action="append", default=[], help="one more for the executor; repeatable")
     args = parser.parse_args()
+    configure_logs("error")
     if args.redraw:
         figures = json.loads(args.redraw.read_text())
     else:

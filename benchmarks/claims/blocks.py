@@ -16,17 +16,17 @@ from kernels.cpu.caches import is_served
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 NUM_ROWS, CONTEXT = 64, 400
-LEAST_BYTES = 400 << 20
-PAIRS, REFERENCE_PAIRS = 15, 2
+LEAST_BYTES = 256 << 20
+PAIRS, QUICK_PAIRS, REFERENCE_PAIRS = 21, 7, 1
 
 
 def waste(setting: Setting) -> Figures:
     """By block size and mix: the share of allocated memory that holds tokens, and sequences that run."""
     figures: Figures = {}
-    for size in SIZES:
+    for size in _sizes(setting):
         of_size: Figures = {}
         for mix in setting.mixes:
-            occupancy, _ = saturated(setting, paged_scheduler(setting.longest), mix, block_size=size)
+            occupancy, _ = saturated(setting, paged_scheduler(setting.longest), mix, block_size=size, part=0.5)
             of_size[mix.name] = {
                 "utilisation": round(occupancy.utilisation, 4),
                 "running": round(occupancy.running, 2),
@@ -43,11 +43,11 @@ def speed(setting: Setting) -> Figures:
     kernels = backend(torch.device("cpu"))
     base = _decode(kernels, BLOCK_SIZE)
     figures: Figures = {}
-    for size in SIZES:
+    for size in _sizes(setting):
         native = kernels.level is not None and is_served(size, torch.bfloat16)
-        pairs = PAIRS if native else REFERENCE_PAIRS
+        pairs = _pairs(setting) if native else REFERENCE_PAIRS
         decode = _decode(kernels, size)
-        times, seconds = ratio_of(decode.attend, base.attend, pairs // 3 + 1 if setting.quick else pairs)
+        times, seconds = ratio_of(decode.attend, base.attend, pairs)
         times *= len(base.caches) / len(decode.caches)  # a round goes once over each
         name, ms = kernels.name if native else "reference", 1e3 * seconds / len(decode.caches)
         figures[str(size)] = {"kernels": name, "time_over_16": round(times, 3), "ms": round(ms, 3)}
@@ -61,9 +61,17 @@ def table(setting: Setting) -> Figures:
     if kernels.level is None:
         return {"kernels": kernels.name, "note": kernels.note}
     decode = _decode(kernels, BLOCK_SIZE)
-    paged, _ = ratio_of(decode.attend, decode.attend_without_tables, 7 if setting.quick else 21)
+    paged, _ = ratio_of(decode.attend, decode.attend_without_tables, _pairs(setting))
     setting.say(f"a shuffled table: {paged:.3f} of the time without a table")
     return {"kernels": kernels.name, "shuffled_over_no_table": round(paged, 4)}
+
+
+def _sizes(setting: Setting) -> tuple[int, ...]:
+    return SIZES[::2] if setting.quick else SIZES
+
+
+def _pairs(setting: Setting) -> int:
+    return QUICK_PAIRS if setting.quick else PAIRS
 
 
 def _decode(kernels: Backend, block_size: int) -> Decode:

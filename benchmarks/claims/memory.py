@@ -1,6 +1,6 @@
 """What KV memory holds under each policy while more wait than run, counted on paper: exact, whatever the model."""
 
-from benchmarks.claims.paper import Paper
+from benchmarks.claims.paper import Paper, StepCosts
 from benchmarks.claims.requests import Mix
 from benchmarks.claims.setting import BLOCK_SIZE, Figures, Setting
 from benchmarks.claims.slabs import BEST_SLABS, POLICIES, PolicyMaker
@@ -29,13 +29,16 @@ def saturated(
     *,
     block_size: int = BLOCK_SIZE,
     num_blocks: int | None = None,
+    costs: StepCosts | None = None,
+    part: float = 1.0,
 ) -> tuple[Occupancy, Paper]:
-    """Over `num_plans` plans, after half as many until nothing of the beginning is left."""
-    paper = Paper(scheduler, setting.lease(num_blocks, block_size), setting.backlog(mix))
-    paper.steps(setting.num_plans // 2)
+    """Over `num_plans` plans, or a part of them, after half as many until nothing of the beginning is left."""
+    num_plans = int(part * setting.num_plans)
+    paper = Paper(scheduler, setting.lease(num_blocks, block_size), setting.backlog(mix), costs)
+    paper.steps(num_plans // 2)
     occupancy = watched(scheduler)
     paper.begin()
-    paper.steps(setting.num_plans)
+    paper.steps(num_plans)
     return occupancy, paper
 
 

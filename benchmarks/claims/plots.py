@@ -114,19 +114,25 @@ def _ratios(figures: Any, figure: Figure) -> None:
 
 def _latency(figures: Any, figure: Figure) -> None:
     rates = figures["rates"]
-    first, between = _panels(figure, 2)
-    for axes, key in ((first, "first_token_p50_s"), (between, "between_tokens_p50_s")):
-        for name, colour in COLOURS.items():
-            for kind, style in (("paper", {"linestyle": "-", "linewidth": 1.2}), ("served", {"linestyle": ""})):
-                points = [point for point in rates[name][kind] if point[key] is not None]
-                marker = {"marker": MARKERS[name], "markersize": 6} if kind == "served" else {}
-                label = NAMES[name] if kind == "paper" else None
-                x, y = [point["rate"] for point in points], [point[key] for point in points]
-                axes.plot(x, y, color=colour, label=label, **style, **marker)  # type: ignore[arg-type]
-        axes.set(xlabel=f"requests/s, {rates['mix']} mix", ylabel="s, median", yscale="log", xlim=(0, None))
-    first.set_title("to the first token")
-    between.set_title("between tokens")
+    figure.set_figheight(HEIGHT * len(rates))
+    rows = figure.subplots(len(rates), 2, squeeze=False)
+    for (first, between), mix in zip(rows, list(rates)[::-1], strict=True):
+        for axes, key in ((first, "first_token_p50_s"), (between, "between_tokens_p50_s")):
+            for name, colour in COLOURS.items():
+                _curve_and_points(axes, rates[mix][name], key, name, colour)
+            axes.set(xlabel="requests/s", xlim=(0, None))
+        first.set(yscale="log", ylabel="s, median", title=f"to the first token, {mix} mix")
+        between.set(ylim=(0, None), ylabel="s, median", title=f"between tokens, {mix} mix")
     _legend(figure)
+
+
+def _curve_and_points(axes: Axes, rates: Any, key: str, name: str, colour: str) -> None:
+    """What was found on paper, and what was served."""
+    curve = [(point["rate"], point[key]) for point in rates["paper"] if point[key] is not None]
+    points = [(point["rate"], point[key]) for point in rates["served"] if point[key] is not None]
+    axes.plot(*zip(*curve, strict=True), color=colour, label=NAMES[name], linewidth=1.2)
+    if points:
+        axes.plot(*zip(*points, strict=True), MARKERS[name], color=colour, markersize=6)
 
 
 def _blocks(figures: Any, figure: Figure) -> None:
@@ -187,23 +193,20 @@ def _samples(figures: Any, figure: Figure) -> None:
 
 def _pressure(figures: Any, figure: Figure) -> None:
     points = figures["pressure"]["paper"]
-    often, again = _panels(figure, 2)
-    for axes, key, factor in ((often, "preemptions_per_100", 1), (again, "computed_twice", 100)):
-        for watermark, style in ((0.0, "--"), (0.05, "-")):
-            for caching, colour in ((False, OFF), (True, ON)):
-                chosen = [p for p in points if p["watermark"] == watermark and p["prefix_caching"] == caching]
-                label = f"{watermark:.0%} kept free, prefix cache {'on' if caching else 'off'}"
-                x = [p["kv_tokens"] for p in chosen]
-                axes.plot(
-                    x, [factor * p[key] for p in chosen], style, marker="o", markersize=4, color=colour, label=label
-                )
-        axes.set(xlabel="slots of KV memory", xscale="log", ylim=(0, None))
-        axes.set_xticks(
-            sorted({p["kv_tokens"] for p in points}), [f"{n:,}" for n in sorted({p["kv_tokens"] for p in points})]
-        )
+    told = (("preemptions_per_100", 1, "preemptions per 100 requests"), ("computed_again", 100, "% computed once more"))
+    told += (("tokens_s", 1, "output tokens/s, on paper"),)
+    sizes = sorted({point["kv_tokens"] for point in points})
+    kept = sorted({(point["watermark"], not point["prefix_caching"]) for point in points})
+    shades = mpl.colormaps["viridis"].resampled(len(kept) + 1)
+    for axes, (key, factor, label) in zip(_panels(figure, 3), told, strict=True):
+        for i, (watermark, no_cache) in enumerate(kept):
+            chosen = [p for p in points if (p["watermark"], not p["prefix_caching"]) == (watermark, no_cache)]
+            name = f"{watermark:.0%} kept free" + (", no prefix cache" if no_cache else "")
+            style, values = "--" if no_cache else "-", [factor * point[key] for point in chosen]
+            axes.plot(sizes, values, style, marker="o", markersize=4, color=shades(i), label=name)
+        axes.set(xlabel="slots of KV memory", ylabel=label, xscale="log", ylim=(0, None))
+        axes.set_xticks(sizes, [f"{size // 1024}k" for size in sizes])
         axes.minorticks_off()
-    often.set_ylabel("preemptions per 100 requests")
-    again.set_ylabel("% of tokens computed once more")
     _legend(figure)
 
 

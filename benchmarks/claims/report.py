@@ -57,13 +57,18 @@ def print_tables(figures: Figures) -> None:
     """Of the claims about policies; the other sections have said theirs."""
     ratios = summary(figures)
     print("== policies")
-    print(f"{'':24}{'of allocated':>14}{'of all':>9}{'paper':>8}{'running':>9}{'tokens/s':>10}   paged over it")
+    print(
+        f"{'':24}{'of allocated':>14}{'of all':>9}{'paper':>8}{'running':>9}{'tokens/s':>10}{'on paper':>10}"
+        "   paged over it"
+    )
     for mix, by_policy in figures["throughput"].items():
         for name, by_mix in figures["memory"].items():
             found, served = by_mix[mix], by_policy.get(name)
             paper = f"{PAPER_SHARES[name]:.1%}" if mix == "long" and name in PAPER_SHARES else ""
             line = f"{mix + ' ' + name:24.24}{found['utilisation']:14.1%}{found['shares']['tokens']:9.1%}{paper:>8}"
-            line += f"{found['running']:9.1f}" + (f"{served['tokens_s']:10.1f}" if served else "")
+            line += f"{found['running']:9.1f}" + (
+                f"{served['tokens_s']:10.1f}{served['paper_tokens_s']:10.1f}" if served else ""
+            )
             if name in ratios["concurrency_ratio"]:
                 running, tokens = (ratios[key][name][mix] for key in ("concurrency_ratio", "throughput_ratio"))
                 line += f"   {running:.2f} x sequences, {tokens:.2f} x tokens/s"

@@ -9,7 +9,7 @@ PUBLISHED = {
     "n": {"short": (0.061, 0.098), "long": (0.162, 0.305)},
     "beam": {"short": (0.376, 0.552), "long": (0.443, 0.663)},
 }
-NUM_REQUESTS, QUICK_NUM_REQUESTS = 60, 10
+NUM_REQUESTS, QUICK_NUM_REQUESTS = 100, 10
 
 
 def measure(setting: Setting) -> Figures:

@@ -66,7 +66,8 @@ class Steps:
 
 class Serving:
     """A session with a scheduler of its own; use `async with Serving(...) as serving`. What waits in the scheduler is
-    served at once, and then whoever arrives. Raises ServingFailed."""
+    served at once, and then whoever arrives; `taken_over` are those of them that have got tokens elsewhere. Raises
+    ServingFailed."""
 
     def __init__(self, executor: Executor, scheduler: WatchedScheduler, arrivals: Arrivals | None = None) -> None:
         self.scheduler = scheduler
@@ -80,6 +81,7 @@ class Serving:
         self._news = asyncio.Event()
         self._lost: str | None = None
         self._last_at: float | None = None
+        self.taken_over = [sequence for sequence in scheduler.state.queue if sequence.num_output]
         for sequence in scheduler.state.queue:
             sequence.owner = None  # its times are those of another clock
         options = LinkOptions(executor.endpoint, "claims", RESULT_TIMEOUT_S)

@@ -124,7 +124,8 @@ def slab_scheduler(size: SlabSize, longest: int, make_runs: Callable[[int], Runs
 
 
 def paged_scheduler(longest: int) -> WatchedScheduler:
-    return WatchedScheduler(prefix_caching=False, longest=longest)
+    """As it serves: with a prefix cache, in which a preempted sequence finds what is left of its own blocks."""
+    return WatchedScheduler(longest=longest)
 
 
 # From the longest that a sequence may be.
