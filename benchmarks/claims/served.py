@@ -159,6 +159,9 @@ class Serving:
         pass
 
     async def on_attached(self, driver: Driver, session: ExecutorSession, hopeless: list[Sequence]) -> None:
+        num_leased, wanted = self.scheduler.state.cache.pool.num_leased, self.scheduler.num_blocks
+        if wanted is not None and num_leased < wanted:
+            self._lost = f"{num_leased} blocks are lent where {wanted} were expected: is another scheduler there?"
         if hopeless:
             self._lost = f"{len(hopeless)} sequences can never fit {len(self.scheduler.state.lease.block_ids)} blocks"
         self._news.set()

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from scheduler_svc.core.plan import Lease, Plan
+from scheduler_svc.core.plan import NO_AMOUNTS, Lease, Plan
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.state import CoreState
@@ -19,7 +19,9 @@ class WatchedScheduler(Scheduler):
         self.watch: Callable[[Plan], None] = lambda plan: None
 
     def attach(self, lease: Lease) -> list[Sequence]:
-        return super().attach(replace(lease, block_ids=lease.block_ids[: self.num_blocks]))
+        if self.num_blocks is not None:
+            lease = replace(lease, block_ids=lease.block_ids[: self.num_blocks], most_lent=NO_AMOUNTS)
+        return super().attach(lease)
 
     def plan(self, *, even_if_empty: bool = False) -> Plan | None:
         plan = super().plan(even_if_empty=even_if_empty)
