@@ -193,8 +193,11 @@ def _samples(figures: Any, figure: Figure) -> None:
 
 def _pressure(figures: Any, figure: Figure) -> None:
     points = figures["pressure"]["paper"]
-    told = (("preemptions_per_100", 1, "preemptions per 100 requests"), ("computed_again", 100, "% computed once more"))
-    told += (("tokens_s", 1, "output tokens/s, on paper"),)
+    told = (
+        ("preemptions_per_100", 1, "preemptions per 100 requests"),
+        ("computed_again", 100, "% computed once more"),
+        ("tokens_s", 1, "output tokens/s, on paper"),
+    )
     sizes = sorted({point["kv_tokens"] for point in points})
     kept = sorted({(point["watermark"], not point["prefix_caching"]) for point in points})
     shades = mpl.colormaps["viridis"].resampled(len(kept) + 1)
