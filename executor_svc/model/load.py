@@ -92,6 +92,7 @@ def _load(settings: ExecutorSettings, device: torch.device, group: Group, progre
     kernels = backend(
         device, cpu_kernels=settings.cpu_kernels, cache_dir=settings.cache_dir, told=partial(progress, COMPILING)
     )
+    group.wait_for_all()  # one of several machines may have compiled kernels; from here on ranks meet in each layer
     _warn_of_slow_kernels(kernels, model.dtype, settings.block_size)
     progress(CHECKING, 0, 2)
     layers = prove(model, max_model_len)

@@ -35,6 +35,8 @@ class SummedLinear(nn.Module):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         product = vars(self.own).get("forward")
         made: torch.Tensor = product.sums(input) if isinstance(product, Product) else self.own(input)
+        if made.device.type == "cpu":  # whose products are native on one rank may not be so on another
+            made = made.float()
         dist.all_reduce(made, group=self._group)
         return (made if self.bias is None else made + self.bias).to(input.dtype)
 
