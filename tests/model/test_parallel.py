@@ -12,13 +12,16 @@ import torch
 import torch.distributed as dist
 import transformers
 from structlog.testing import capture_logs
+from torch import nn
 
 from executor_svc.model import memory
 from executor_svc.model.device import rank_device
 from executor_svc.model.parallel.sharding import check_shardable, warn_of_idle_cores
+from executor_svc.model.parallel.shares import SummedLinear
 from executor_svc.model.refusal import ModelRefused
 from executor_svc.ranks import Ranks
 from kernels.cpu.levels import supported
+from kernels.cpu.linear import is_native
 from tests.model.families import SERVED, tiny_config
 from tests.model.test_device import WORKING, machine
 from tests.tiny_models import TINY_DECODER, save_model, save_tiny
@@ -26,7 +29,9 @@ from tests.tiny_models import TINY_DECODER, save_model, save_tiny
 # Two of them are spread in a way of their own: phi3 has q, k and v in one weight, gpt_oss all heads on every rank.
 FAMILIES = ["llama", "qwen3", "mistral", "gemma3_text", "qwen3_moe", "phi3", "gpt_oss", "deepseek_v3"]
 ROUNDED = ["llama", "qwen3", "mistral", "gemma3_text"]
-OTHERS = [*supported()[1:], "reference"]
+WIDE = {"hidden_size": 320, "intermediate_size": 1280, "initializer_range": 0.05}  # enough for weights in 8 bits
+LEVELS = (*supported(), "reference")
+OTHERS = LEVELS[1:]
 TWO = Ranks(1, 2, 1, 2)
 
 
@@ -88,6 +93,23 @@ def test_families_are_served_as_by_one_process(cpu_kernels: str, tmp_path: Path)
     )
 
 
+@pytest.mark.skipif(not is_native(LEVELS[0], torch.bfloat16), reason="this CPU multiplies no bf16")
+def test_a_model_in_8_bits_is_served_as_by_one_process(tmp_path: Path) -> None:
+    config = tiny_config("llama", SERVED["llama"] | WIDE)
+    serve_in_two_processes([("int8", save_model(tmp_path / "wide", config))])
+
+
+def test_ranks_add_up_in_fp32_on_a_cpu_for_not_all_of_them_need_have_native_products(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those give fp32. What is too far off for one on this rank need not be so on another."""
+    summed = []
+    monkeypatch.setattr(dist, "all_reduce", lambda made, **_: summed.append(made.dtype))
+    own = nn.Linear(64, 48, bias=False, dtype=torch.bfloat16).requires_grad_(False)
+    assert SummedLinear(own, None, group=None)(torch.ones(3, 64).bfloat16()).dtype == torch.bfloat16
+    assert summed == [torch.float32]
+
+
 def test_a_rank_that_cannot_go_on_alone_ends_the_others_with_a_reason(tmp_path: Path) -> None:
     """Rank 1 is asked for more blocks than there is memory for, and rank 0 for a few."""
     model = save_tiny(tmp_path, "llama")
@@ -97,6 +119,20 @@ def test_a_rank_that_cannot_go_on_alone_ends_the_others_with_a_reason(tmp_path: 
     assert "set num_blocks or kv_memory to fit" in other_said
     assert "another one is gone; its log says why" in said
     assert "Traceback" not in said + other_said
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(LEVELS[0] == "reference", reason="nothing is compiled for this CPU")
+def test_a_rank_waits_for_one_that_still_compiles_kernels(tmp_path: Path) -> None:
+    """However short the time is that they may leave each other waiting within a step."""
+    model = save_tiny(tmp_path, "llama")
+    command = ["-m", "executor_svc", "--model", str(model), "--endpoint", f"ipc://{tmp_path}/plans"]
+    command += ["--num-blocks", "40", "--rank-timeout-s", "2"]
+    nowhere = str(tmp_path / "nowhere" / "endpoint")  # where rank 0 cannot say that it is ready, and so ends
+    ends, compiles = [*command, "--endpoint-file", nowhere], [*command, "--cache-dir", str(tmp_path / "empty")]
+    (code, said), (other_code, other_said) = run_two([ends, compiles])
+    assert (code, other_code) == (1, 0), said + other_said
+    assert "endpoint_file_not_written" in said
 
 
 @pytest.mark.slow
