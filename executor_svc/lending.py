@@ -106,7 +106,7 @@ class Lender:
         borrowers = list(self._borrowers.values())
         targets = self._targets(now, num_newcomers)
         shares = list(zip(borrowers, targets, strict=False))
-        granted = self._grant(shares, sum_of(targets[len(borrowers) :]))
+        granted = self._grant(shares, _sum_of(targets[len(borrowers) :]))
         called = self._recall(shares, now, anyhow=num_newcomers > 0 and self._has_place)
         return [
             Change(borrower.session, granted.get(borrower.session), borrower.recalled)
@@ -215,7 +215,7 @@ def _share_out(total: int, wants: list[int], claimant: int | None, least: int) -
     return fair_shares(total, wants, floors)
 
 
-def sum_of(amounts: Sequence[Amounts]) -> Amounts:
+def _sum_of(amounts: Sequence[Amounts]) -> Amounts:
     return Amounts(*map(sum, zip(*amounts, strict=True))) if amounts else NOTHING
 
 
