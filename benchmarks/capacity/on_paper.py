@@ -79,8 +79,14 @@ class ExecutorOnPaper:
         self._clock, self._latency = clock, latency
         self._waiting: dict[Session, deque[tuple[Plan, StepWork]]] = {}
         self._is_busy = False
-        self.busy_s = 0.0
+        self._ends_at = 0.0
+        self._taken_s = 0.0
         self.num_steps = 0
+
+    @property
+    def busy_s(self) -> float:
+        """Of steps, until now."""
+        return self._taken_s - max(self._ends_at - self._clock.now, 0.0)
 
     def take(self, session: "Session", plan: Plan, work: StepWork) -> None:
         self._waiting.setdefault(session, deque()).append((plan, work))
@@ -95,7 +101,8 @@ class ExecutorOnPaper:
         num_tokens = sum(work.num_tokens for _, _, work in merged)
         num_context = sum(work.num_context for _, _, work in merged)
         took = self._latency.step_s(num_tokens, num_context) if num_tokens else 0.0
-        self.busy_s += took
+        self._taken_s += took
+        self._ends_at = self._clock.now + took
         self.num_steps += num_tokens > 0
 
         def end() -> None:

@@ -81,13 +81,19 @@ def for_an_executor(kind: Kind, costs: SchedulerCosts, load: float = LOAD) -> Fi
     except TooFast as reason:
         return {**told, "cell": None, "why": str(reason)}
     # More executors for a scheduler than that are not simulated: its loop's share says the rest.
-    outcome = _of_some(kind, costs, replace(cell, executors=min(cell.executors, MAX_EXECUTORS)), steady.rate)
-    return {**told, "cell": {"schedulers": cell.schedulers, "executors": cell.executors}, **_seen(outcome, costs)}
+    looked_at = replace(cell, executors=min(cell.executors, MAX_EXECUTORS))
+    outcome = _of_some(kind, costs, looked_at, steady.rate)
+    seen = _seen(outcome, costs, 1 / (looked_at.executors * _cells(looked_at, steady.rate)))
+    return {**told, "cell": {"schedulers": cell.schedulers, "executors": cell.executors}, **seen}
 
 
 def _of_some(kind: Kind, costs: SchedulerCosts, cell: Cell, rate: float) -> Outcome:
     """Of as many cells as it takes for percentiles."""
-    return simulated(kind, costs, cell, rate, math.ceil(NUM_REQUESTS / (rate * cell.executors * WINDOW_S)))
+    return simulated(kind, costs, cell, rate, _cells(cell, rate))
+
+
+def _cells(cell: Cell, rate: float) -> int:
+    return math.ceil(NUM_REQUESTS / (rate * cell.executors * WINDOW_S))
 
 
 def highest_rate(kind: Kind, costs: SchedulerCosts, cell: Cell, ttft_p99_s: float) -> float | None:
@@ -119,14 +125,15 @@ def for_a_rate(kind: Kind, costs: SchedulerCosts, rates: list[float], ttft_p99_s
     return fleets
 
 
-def _seen(outcome: Outcome, costs: SchedulerCosts) -> Figures:
+def _seen(outcome: Outcome, costs: SchedulerCosts, part: float = 1.0) -> Figures:
+    """Tokens and cores of that part of what was simulated."""
     return {
-        "simulated_tokens_s": round(outcome.tokens_s),
+        "simulated_tokens_s": round(part * outcome.tokens_s),
         "ttft_ms": _percentiles(outcome.ttft_s),
         "itl_ms": _percentiles(outcome.gaps_s),
         "loop_share": round(outcome.loop_share, 3),
         "executor_share": round(outcome.executor_share, 3),
-        "scheduler_cores": round(costs.process.of(outcome.work) / outcome.seconds, 2),
+        "scheduler_cores": round(part * costs.process.of(outcome.work) / outcome.seconds, 2),
     }
 
 

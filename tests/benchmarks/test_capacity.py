@@ -210,6 +210,8 @@ def test_sizing_answers_for_an_executor_and_for_a_rate() -> None:
     told = for_an_executor(kind, costs)
     assert told["cell"] == {"schedulers": 1, "executors": 4}
     assert told["loop_share"] == pytest.approx(4 * told["loop_share_of_one"], rel=0.1)
+    assert told["simulated_tokens_s"] == pytest.approx(told["tokens_s"], rel=0.1)  # both of one executor
+    assert told["scheduler_cores"] == pytest.approx(told["loop_share_of_one"], rel=0.1)
     one, ten = for_a_rate(kind, costs, [10.0, 100.0], 0.5)
     assert one["executors"] == one["schedulers"] * cell_for(COSTS, kind.highest).executors
     assert ten["executors"] >= one["executors"]
