@@ -14,6 +14,7 @@ docs/claims.md says what each part shows. With --json the last line is
 
 import argparse
 import asyncio
+import importlib.util
 import json
 import sys
 import time
@@ -28,45 +29,33 @@ from benchmarks.lengths import MIXES
 from paged.cli.processes import DemoFailed
 from scheduler_svc.logs import configure_logs
 
-WINDOW_S, QUICK_WINDOW_S = 20.0, 3.5
+WINDOW_S, QUICK_WINDOW_S = 20.0, 2.5
 PLANS, QUICK_PLANS = 10_000, 1500
 
 
 async def measure(args: argparse.Namespace) -> Figures:
     """All figures, section by section."""
     began = time.perf_counter()
-    lent = max(args.kv_tokens, prefixes.KV_TOKENS) // BLOCK_SIZE
-    flags = [
-        "--model",
-        str(args.model or _demo_model()),
-        "--num-blocks",
-        str(lent + 1),
-        "--block-size",
-        str(BLOCK_SIZE),
-    ]
-    flags += ["--max-rows", str(MAX_ROWS), "--tokens-per-step", str(TOKENS_PER_STEP)]
-    async with Executor.started([*flags, *args.executor_flag]) as executor:
+
+    def section(name: str) -> None:
+        print(f"== {name} ({time.perf_counter() - began:.0f} s)", flush=True)
+
+    async with Executor.started(_flags(args)) as executor:
         setting = _setting(args, executor)
         figures: Figures = {"setting": report.described(setting, executor)}
-
-        def section(name: str) -> None:
-            print(f"== {name} ({time.perf_counter() - began:.0f} s)", flush=True)
-
         section("memory under each policy, on paper")
         figures["memory"] = memory.measure(setting)
         section("tokens per second at saturation")
         figures["throughput"], costs = await throughput.measure(setting, executor)
-        tokens_s = report.paged_tokens_s(figures, setting.mixes[-1].name)
+        figures["step_costs"] = {mix: asdict(of_mix) for mix, of_mix in costs.items()}
         section("latency against the rate of requests")
-        figures["step_costs_us"] = {
-            mix: {part: round(1e6 * value, 3) for part, value in asdict(of_mix).items()}
-            for mix, of_mix in costs.items()
-        }
         figures["rates"] = await rates.measure(setting, executor, figures["throughput"], costs)
         section("prefix sharing")
         figures["prefixes"] = await prefixes.measure(setting, executor)
         section("preemption under pressure")
-        figures["pressure"] = await pressure.measure(setting, executor, tokens_s, costs[setting.mixes[-1].name])
+        last = setting.mixes[-1].name
+        tokens_s = figures["throughput"][last]["paged"]["tokens_s"]
+        figures["pressure"] = await pressure.measure(setting, executor, tokens_s, costs[last])
     section("samples and beams, on paper")
     figures["samples"] = samples.measure(setting)
     section("block sizes and tables")
@@ -74,6 +63,15 @@ async def measure(args: argparse.Namespace) -> Figures:
     figures["table"] = blocks.table(setting)
     figures["seconds"] = round(time.perf_counter() - began)
     return figures
+
+
+def _flags(args: argparse.Namespace) -> list[str]:
+    """Of the executor: the policies' memory, or more where another section takes more."""
+    lent = max(args.kv_tokens, prefixes.KV_TOKENS) // BLOCK_SIZE
+    flags = ["--model", str(args.model or _demo_model())]
+    flags += ["--num-blocks", str(lent + 1), "--block-size", str(BLOCK_SIZE)]  # one is reserved
+    flags += ["--max-rows", str(MAX_ROWS), "--tokens-per-step", str(TOKENS_PER_STEP)]
+    return [*flags, *args.executor_flag]
 
 
 def _setting(args: argparse.Namespace, executor: Executor) -> Setting:
@@ -114,6 +112,8 @@ def main() -> None:
     parser.add_argument("--executor-flag", action="append", default=[], help="one more for the executor; repeatable")
     args = parser.parse_args()
     configure_logs("error")
+    if args.out and importlib.util.find_spec("matplotlib") is None:
+        sys.exit("--out draws plots, which takes matplotlib: pip install '.[bench]'")
     if args.redraw:
         figures = json.loads(args.redraw.read_text())
     else:

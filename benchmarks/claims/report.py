@@ -30,11 +30,6 @@ def described(setting: Setting, executor: Executor) -> Figures:
     }
 
 
-def paged_tokens_s(figures: Figures, mix: str) -> float:
-    """Output tokens per second of the real model at saturation."""
-    return float(figures["throughput"][mix]["paged"]["tokens_s"])
-
-
 def summary(figures: Figures) -> Figures:
     """The last line of --json."""
     memory, throughput = figures["memory"], figures["throughput"]
@@ -76,7 +71,7 @@ def print_tables(figures: Figures) -> None:
 
 
 def write(figures: Figures, directory: Path) -> None:
-    """claims.json, and each plot as SVG and PNG. Raises ImportError without matplotlib."""
+    """claims.json, and each plot as SVG and PNG."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "claims.json").write_text(json.dumps(figures, indent=1) + "\n")
     from benchmarks.claims import plots  # only here: the extra bench brings what it needs
