@@ -51,6 +51,11 @@ async def measure(args: argparse.Namespace) -> Figures:
     executors = [plans.for_an_executor(kind, pieces.costs) for kind in kinds]
     section("fleets, simulated")
     fleet = plans.Kind(_made(args, args.fleet_fixed_ms), mixes[-1], room)
+    try:
+        fleets = plans.for_a_rate(fleet, pieces.costs, args.rate, args.ttft_ms / 1e3)
+    except TooFast as reason:
+        print(f"  none: {reason}")
+        fleets = []
     return {
         "latency": asdict(pieces.latency),
         "costs": _told(pieces.costs),
@@ -61,7 +66,7 @@ async def measure(args: argparse.Namespace) -> Figures:
         "fleet_mix": fleet.mix.name,
         "fleet_fixed_ms": args.fleet_fixed_ms,
         "ttft_ms": args.ttft_ms,
-        "fleets": plans.for_a_rate(fleet, pieces.costs, args.rate, args.ttft_ms / 1e3),
+        "fleets": fleets,
         "seconds": round(time.perf_counter() - began),
     }
 
@@ -100,6 +105,13 @@ def _told(costs: SchedulerCosts) -> Figures:
     }
 
 
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} must be above 0")
+    return value
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.capacity",
@@ -114,15 +126,15 @@ def _parser() -> argparse.ArgumentParser:
     add("--save", type=Path, metavar="FILE", help="keep all that is measured, as JSON")
     add("--pieces", type=Path, metavar="FILE", help="measure nothing: take what --save has kept")
     add("--trace", type=Path, help="CSV of prompt_tokens,output_tokens instead of the two mixes")
-    add("--fixed-ms", type=float, nargs="+", default=[4.0, 8.0, 16.0, 32.0], help="fixed parts of steps to look at")
+    add("--fixed-ms", type=_positive, nargs="+", default=[4.0, 8.0, 16.0, 32.0], help="fixed parts of steps to look at")
     add("--doubling-tokens", type=int, default=256, help="tokens in a step that take as long as its fixed part")
     add("--doubling-context", type=int, default=131_072, help="tokens of context that take as long as that")
     add("--max-rows", type=int, default=room.max_rows, help="of such an executor")
     add("--num-blocks", type=int, default=room.num_blocks, help="of such an executor, of 16 tokens each")
     add("--tokens-per-step", type=int, default=room.tokens_per_step, help="of such an executor")
-    add("--rate", type=float, nargs="+", default=[10.0, 100.0, 1000.0, 4000.0], help="requests a second for fleets")
-    add("--fleet-fixed-ms", type=float, default=16.0, help="fixed part of their executors' steps")
-    add("--ttft-ms", type=float, default=500.0, help="bound of the 99th percentile of the time to first token")
+    add("--rate", type=_positive, nargs="+", default=[10.0, 100.0, 1000.0, 4000.0], help="requests a second for fleets")
+    add("--fleet-fixed-ms", type=_positive, default=16.0, help="fixed part of their executors' steps")
+    add("--ttft-ms", type=_positive, default=500.0, help="bound of the 99th percentile of the time to first token")
     return parser
 
 
@@ -130,7 +142,7 @@ def main() -> None:
     args = _parser().parse_args()
     try:
         figures = asyncio.run(measure(args))
-    except (DemoFailed, ServingFailed, ObservationFailed, PiecesFileError, TraceError, TooFast) as error:
+    except (DemoFailed, ServingFailed, ObservationFailed, PiecesFileError, TraceError) as error:
         sys.exit(str(error))
     except KeyboardInterrupt:
         sys.exit("interrupted")

@@ -25,7 +25,7 @@ def print_tables(figures: Figures) -> None:
         line += f"{row['simulated_tokens_s']:10}{row['loop_share']:6.2f}{row['scheduler_cores']:8.1f}"
         print(line + _latencies(row))
     if not figures["fleets"]:
-        print("none: even an executor with half of the load that it could serve is later than that")
+        print("none: even an executor with half of the load that it could serve is later, or plans alone take too long")
 
 
 def _print_heads(figures: Figures) -> None:
