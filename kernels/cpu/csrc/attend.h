@@ -28,7 +28,7 @@ struct Item {
 // Goes from group to group along an item's context.
 class Walk {
  public:
-  explicit Walk(const KvLayout& cache) : cache_(cache) {}
+  explicit Walk(const KvLayout& cache) : cache_(cache), value_group_(kGroup / cache.pack * cache.value_row) {}
 
   void go_to(const Item& item, int64_t position) {
     item_ = item;
@@ -36,6 +36,7 @@ class Walk {
     values_ = cache_.values + item.head * cache_.value_head;
     position_ = position;
     index_ = position / cache_.block_size, offset_ = position % cache_.block_size;
+    value_offset_ = offset_ / kGroup * value_group_;
   }
 
   const Item& item() const { return item_; }
@@ -43,19 +44,19 @@ class Walk {
 
   Place next() {
     const int64_t block = item_.unit->block(index_);
-    const Place place{keys_ + block * cache_.key_block + offset_,
-                      values_ + block * cache_.value_block + offset_ / cache_.pack * cache_.value_row};
+    const Place place{keys_ + block * cache_.key_block + offset_, values_ + block * cache_.value_block + value_offset_};
     position_ += kGroup;
-    offset_ += kGroup;
-    if (offset_ == cache_.block_size) offset_ = 0, ++index_;
+    offset_ += kGroup, value_offset_ += value_group_;
+    if (offset_ == cache_.block_size) offset_ = value_offset_ = 0, ++index_;
     return place;
   }
 
  private:
   const KvLayout& cache_;
+  const int64_t value_group_;  // words from one group of a block to the next
   Item item_;
   const uint32_t *keys_ = nullptr, *values_ = nullptr;
-  int64_t position_ = 0, index_ = 0, offset_ = 0;
+  int64_t position_ = 0, index_ = 0, offset_ = 0, value_offset_ = 0;  // of the group after
 };
 
 // The groups of tokens that will be needed, in order, one step ahead of those that are worked on: through the rest of an
@@ -111,9 +112,7 @@ struct Step {
   int64_t begin;
   int num_vectors;
   const uint32_t *keys[kStep / kLanes], *keys_ahead[kStep / kLanes];
-  Run runs[2 * kGroupsPerStep];
-  int num_runs;
-  const uint32_t* values_ahead[kStep];  // of each row of values one that is fetched with it
+  ValueRows values;
 };
 
 // `words` of a pair of tokens' values with one of them taken out: what an unused slot holds must not meet a weight of
@@ -123,30 +122,45 @@ inline void keep_one(const uint32_t* words, int64_t count, bool second, uint32_t
   for (int64_t i = 0; i < count; ++i) to[i] = words[i] & mask;
 }
 
-// The rows of a group's values that lie in positions [from, to) of it: those that are seen whole, and up to two of which
-// one token is seen, which go to `edge`.
+// All rows of values of a step whose groups are all seen. They come from all groups in turn, as keys do: each group is a
+// page or two of its own, and looking up several overlaps, as reading them does.
 template <int kPack>
-void add_runs(const KvLayout& cache, const Place& place, int group, int64_t from, int64_t to,
-              uint32_t* edge, Step& step) {
-  const int64_t first = (from + kPack - 1) / kPack, last = to / kPack, row = cache.value_row;
-  const int of_group = group * (kGroup / kPack);
-  if constexpr (kPack == 4) {  // no byte is NaN: tokens that nobody sees may have weights of zero
-    const int64_t begin = from / kPack, end = (to + kPack - 1) / kPack;
-    step.runs[step.num_runs++] = {place.value + begin * row, of_group + static_cast<int>(begin),
-                                  static_cast<int>(end - begin)};
-    return;
+void take_all_values(int64_t stride, const Place* places, const Place* later, ValueRows& rows) {
+  constexpr int kRows = kGroup / kPack;
+  rows.count = kRows * kGroupsPerStep;
+  for (int row = 0; row < kRows; ++row) {
+    for (int group = 0; group < kGroupsPerStep; ++group) {
+      const int i = row * kGroupsPerStep + group;
+      rows.weight[i] = group * kRows + row;
+      rows.values[i] = places[group].value + row * stride;
+      rows.ahead[i] = later[group].value + row * stride;
+    }
   }
-  if (from % kPack) {
-    keep_one(place.value + (first - 1) * row, row, true, edge);
-    step.runs[step.num_runs++] = {edge, of_group + static_cast<int>(first) - 1, 1};
-  }
-  if (first < last) {
-    step.runs[step.num_runs++] = {place.value + first * row, of_group + static_cast<int>(first),
-                                  static_cast<int>(last - first)};
-  }
-  if (to % kPack && to > from) {
-    keep_one(place.value + last * row, row, false, edge + row);
-    step.runs[step.num_runs++] = {edge + row, of_group + static_cast<int>(last), 1};
+}
+
+// Likewise those that hold tokens [from, to) of a step of `num_groups` groups. A row of which one token is not seen is a
+// copy in `edge`, which has room for two.
+template <int kPack>
+void take_values(int64_t stride, const Place* places, const Place* later, int num_groups, int64_t from, int64_t to,
+                 uint32_t* edge, ValueRows& rows) {
+  constexpr int kRows = kGroup / kPack;
+  rows.count = 0;
+  for (int row = 0; row < kRows; ++row) {
+    for (int group = 0; group < num_groups; ++group) {
+      const int64_t token = group * kGroup + row * kPack;
+      if (token + kPack <= from || token >= to) continue;
+      const uint32_t* values = places[group].value + row * stride;
+      // No byte is NaN: of four tokens those that nobody sees may have weights of zero.
+      if (kPack == 2 && (token < from || token + 1 >= to)) {
+        keep_one(values, stride, token < from, edge);
+        values = edge;
+        edge += stride;
+      }
+      const int i = rows.count++;
+      rows.weight[i] = group * kRows + row;
+      rows.values[i] = values;
+      rows.ahead[i] = later[group].value + row * stride;
+    }
   }
 }
 
@@ -159,23 +173,18 @@ void find_step(const KvLayout& cache, int64_t step_begin, int64_t begin, int64_t
   const int num_groups = static_cast<int>(std::min<int64_t>(kGroupsPerStep, (end - step_begin + kGroup - 1) / kGroup));
   step.begin = step_begin;
   step.num_vectors = num_groups * kVectors;
-  step.num_runs = 0;
-  Place later[kGroupsPerStep];
+  Place places[kGroupsPerStep], later[kGroupsPerStep];
   for (int group = 0; group < num_groups; ++group) {
-    const Place place = walk.next();
-    later[group] = ahead.next(place);
+    places[group] = walk.next();
+    later[group] = ahead.next(places[group]);
     for (int i = 0; i < kVectors; ++i) {
-      step.keys[group * kVectors + i] = place.key + i * kLanes;
+      step.keys[group * kVectors + i] = places[group].key + i * kLanes;
       step.keys_ahead[group * kVectors + i] = later[group].key + i * kLanes;
     }
-    const int64_t position = step_begin + group * kGroup;
-    add_runs<kPack>(cache, place, group, std::max<int64_t>(0, begin - position),
-                    std::min<int64_t>(kGroup, end - position), edge, step);
   }
-  // As keys are fetched: from all groups in turn. Each is a page of its own, and looking up several pages overlaps.
-  constexpr int kRows = kGroup / kPack;
-  for (int i = 0; i < num_groups * kRows; ++i)
-    step.values_ahead[i] = later[i % num_groups].value + i / num_groups * cache.value_row;
+  if (begin <= step_begin && end >= step_begin + kStep)
+    return take_all_values<kPack>(cache.value_row, places, later, step.values);
+  take_values<kPack>(cache.value_row, places, later, num_groups, begin - step_begin, end - step_begin, edge, step.values);
 }
 
 // Lets the queries attend to positions [begin, end) of the table.
@@ -208,8 +217,8 @@ void attend(const KvLayout& cache, const ScoreFactors& factors, const Item& item
         decay[i] = weights_of<Kind>(scores + i * kStep, step.num_vectors, low[i] - begin, high[i] - begin, factors,
                                     {step.keys, cache.block_size, cache.depth}, attending.running[first + i],
                                     weights + i * kWeights);
-      products.weigh(weights, num_rows, step.num_vectors, step.runs, step.num_runs, step.values_ahead, cache.value_row, decay,
-                  attending.out + first * cache.value_row, cache.value_row);
+      products.weigh(weights, num_rows, step.num_vectors, step.values, decay,
+                     attending.out + first * cache.value_row, cache.value_row);
     }
   }
 }

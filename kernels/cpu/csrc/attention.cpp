@@ -139,21 +139,30 @@ const typename Kind::Number* do_early(const Call& call, const Plan& plan) {
   return queries;
 }
 
+constexpr int64_t kManyUnits = 8;  // for each thread
+
 template <class Kind>
 void attend_all(const Call& call, const Plan& plan) {
   const typename Kind::Number* early = do_early<Kind>(call, plan);
-  const int64_t num_heads = call.cache.num_kv_heads;
-  const auto num_items = static_cast<int64_t>(plan.units.size()) * num_heads;
+  const int64_t num_heads = call.cache.num_kv_heads, num_units = static_cast<int64_t>(plan.units.size());
+  const int64_t num_items = num_units * num_heads;
   const auto item_at = [&](int64_t i) {
     return i < num_items ? Item{&plan.units[i / num_heads], i % num_heads} : Item{};
   };
+  // A unit's heads lie side by side, so one thread reads them, where that does not leave others without work at the end.
+  const int64_t at_once = num_units >= kManyUnits * at::get_num_threads() ? num_heads : 1;
   std::atomic<int64_t> next{0};
   on_each_thread(static_cast<int>(std::min<int64_t>(at::get_num_threads(), num_items)), [&](int) {
     thread_local Room<Kind> room;
     Ahead ahead(call.cache);
     Products<Kind> products;
-    for (Item item = item_at(next++), following; item.unit; item = following) {
-      following = item_at(next++);
+    int64_t at = 0, end = 0;
+    const auto take = [&] {
+      if (at == end) at = next.fetch_add(at_once), end = at + at_once;
+      return item_at(at++);
+    };
+    for (Item item = take(), following; item.unit; item = following) {
+      following = take();
       ahead.begin(item, following);
       do_item<Kind>(call, plan, item, early, ahead, products, room);
     }

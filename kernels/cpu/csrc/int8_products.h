@@ -155,24 +155,20 @@ void score_bytes(const int8_t* queries, int64_t query_stride, const uint32_t* co
 }
 
 template <int M, int N>
-void weigh_bytes(const int8_t* weights, const Run* runs, int num_runs, const uint32_t* const* ahead, int64_t stride,
-                 int64_t column, const float* decay, float* out, int64_t out_stride) {
+void weigh_bytes(const int8_t* weights, const ValueRows& rows, int64_t column, const float* decay, float* out,
+                 int64_t out_stride) {
   constexpr int64_t kRow = Int8Dot::row_size(kStep);
   Int8Sums<M, N> sums;
   sums.clear();
-  for (int run = 0; run < num_runs; ++run) {
-    const uint32_t* values = runs[run].values + column;
-    const int8_t* row = weights + runs[run].first * Int8Dot::kPack;
-    for (int i = 0; i < runs[run].num_rows; ++i, values += stride) {
-      const uint32_t* later = ahead[runs[run].first + i] + column;
-      __m512i words[N];
+  for (int i = 0; i < rows.count; ++i) {
+    const uint32_t *values = rows.values[i] + column, *ahead = rows.ahead[i] + column;
+    __m512i words[N];
 #pragma GCC unroll 8
-      for (int n = 0; n < N; ++n) {
-        words[n] = _mm512_loadu_si512(values + n * kLanes);
-        fetch(later + n * kLanes);
-      }
-      sums.add(words, row + i * Int8Dot::kPack, kRow, kStep);
+    for (int n = 0; n < N; ++n) {
+      words[n] = _mm512_loadu_si512(values + n * kLanes);
+      fetch(ahead + n * kLanes);
     }
+    sums.add(words, weights + rows.weight[i] * Int8Dot::kPack, kRow, kStep);
   }
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {
@@ -198,12 +194,11 @@ inline void score<Int8Dot>(const int8_t* queries, int64_t query_stride, int num_
 }
 
 template <>
-inline void weigh<Int8Dot>(const int8_t* weights, int num_queries, const Run* runs, int num_runs,
-                           const uint32_t* const* ahead, int64_t stride,
-                           const float* decay, float* out, int64_t out_stride) {
+inline void weigh<Int8Dot>(const int8_t* weights, int num_queries, const ValueRows& rows, const float* decay,
+                           float* out, int64_t out_stride) {
   in_rows(num_queries, [&](auto m, int row) {
     in_blocks<int8_width(m)>(0, static_cast<int>(out_stride) / kLanes, [&](auto n, int vector) {
-      weigh_bytes<m, n>(weights + row * Int8Dot::row_size(kStep), runs, num_runs, ahead, stride, vector * kLanes, decay + row,
+      weigh_bytes<m, n>(weights + row * Int8Dot::row_size(kStep), rows, vector * kLanes, decay + row,
                         out + row * out_stride + vector * kLanes, out_stride);
     });
   });

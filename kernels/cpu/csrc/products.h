@@ -14,7 +14,7 @@
 
 namespace paged {
 
-constexpr int kStep = 64;  // tokens of context that are attended to at once
+constexpr int kStep = 128;  // tokens of context that are attended to at once
 constexpr int kGroupsPerStep = kStep / 16;
 
 struct Fp32 {
@@ -67,7 +67,9 @@ struct Bf16Dot {
 };
 #endif
 
-inline void fetch(const void* line) { __builtin_prefetch(line); }
+// Into the second cache: waiting there, a line takes none of the few places that a core has for lines on their way to the
+// first.
+inline void fetch(const void* line) { __builtin_prefetch(line, 0, 2); }
 
 // scores[m][token] for N vectors of tokens: `keys[n]` is where a vector's first dimension lies, `stride` words before the
 // next. Of the lines that `ahead[n]` leads to as many are fetched.
@@ -114,39 +116,36 @@ void score_block(const typename Kind::Number* queries, int64_t query_stride, con
   }
 }
 
-// Rows of values that follow each other in memory: `num_rows` of them, whose weights begin at row `first` of the step.
-struct Run {
-  const uint32_t* values;
-  int first, num_rows;
+// Rows of a step's values: where row i lies, which word of each row of weights it meets, and the row of which as much is
+// fetched as is used of it.
+struct ValueRows {
+  int count;
+  int32_t weight[kStep];
+  const uint32_t *values[kStep], *ahead[kStep];
 };
 
-// out[m][i] = out * decay[m] + weights x values, for N vectors of columns from `column` of the values on. With row i of the
-// step as much of the row `ahead[i]` is fetched.
+// out[m][i] = out * decay[m] + weights x values, for N vectors of columns from `column` of the values on.
 template <class Kind, int M, int N>
-void weigh_block(const typename Kind::Number* weights, const Run* runs, int num_runs, const uint32_t* const* ahead,
-                 int64_t stride, int64_t column, const float* decay, float* out, int64_t out_stride) {
+void weigh_block(const typename Kind::Number* weights, const ValueRows& rows, int64_t column, const float* decay,
+                 float* out, int64_t out_stride) {
   Vec sums[M][N];
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m)
 #pragma GCC unroll 8
     for (int n = 0; n < N; ++n) sums[m][n] = Vec::loadu(out + m * out_stride + n * kLanes) * Vec(decay[m]);
-  for (int run = 0; run < num_runs; ++run) {
-    const uint32_t* values = runs[run].values + column;
-    const typename Kind::Number* row = weights + runs[run].first * Kind::kPack;
-    for (int i = 0; i < runs[run].num_rows; ++i, values += stride) {
-      const uint32_t* later = ahead[runs[run].first + i] + column;
-      typename Kind::Line lines[N];
+  for (int i = 0; i < rows.count; ++i) {
+    const uint32_t *values = rows.values[i] + column, *ahead = rows.ahead[i] + column;
+    typename Kind::Line lines[N];
 #pragma GCC unroll 8
-      for (int n = 0; n < N; ++n) {
-        lines[n] = Kind::load(values + n * kLanes);
-        if (n * kLanes % kGroup == 0) fetch(later + n * kLanes);
-      }
+    for (int n = 0; n < N; ++n) {
+      lines[n] = Kind::load(values + n * kLanes);
+      if (n * kLanes % kGroup == 0) fetch(ahead + n * kLanes);
+    }
 #pragma GCC unroll 8
-      for (int m = 0; m < M; ++m) {
-        const auto number = Kind::broadcast(row + m * kStep, i);
+    for (int m = 0; m < M; ++m) {
+      const auto number = Kind::broadcast(weights + m * kStep, rows.weight[i]);
 #pragma GCC unroll 8
-        for (int n = 0; n < N; ++n) sums[m][n] = Kind::multiply_add(number, lines[n], sums[m][n]);
-      }
+      for (int n = 0; n < N; ++n) sums[m][n] = Kind::multiply_add(number, lines[n], sums[m][n]);
     }
   }
 #pragma GCC unroll 8
@@ -157,7 +156,11 @@ void weigh_block(const typename Kind::Number* weights, const Run* runs, int num_
 
 // The most rows of a block, and how many vectors wide a block of so many rows may be, that fit the registers.
 constexpr int kBlockRows = kRegisters == 32 ? 6 : 4;
-constexpr int score_width(int m) { return kRegisters == 32 || m <= 2 ? 4 : 2; }
+template <class Kind>
+constexpr int score_width(int m) {
+  if (kRegisters == 32) return m <= 2 && sizeof(typename Kind::Line) == sizeof(Vec) ? 8 : 4;
+  return m <= 2 ? 4 : 2;
+}
 constexpr int weigh_width(int m) { return kRegisters == 32 ? (m <= 3 ? 8 : 4) : (m <= 2 ? 4 : 2); }
 
 // Calls `block(width, index)` for vectors [first, last), the widest blocks first; width as std::integral_constant.
@@ -193,7 +196,7 @@ template <class Kind>
 void score(const typename Kind::Number* queries, int64_t query_stride, int num_queries, const uint32_t* const* keys,
            const uint32_t* const* ahead, int64_t stride, int64_t depth, int num_vectors, float* scores) {
   in_rows(num_queries, [&](auto m, int row) {
-    in_blocks<score_width(m)>(0, num_vectors, [&](auto n, int vector) {
+    in_blocks<score_width<Kind>(m)>(0, num_vectors, [&](auto n, int vector) {
       score_block<Kind, m, n>(queries + row * query_stride, query_stride, keys + vector, ahead + vector, stride, depth,
                               scores + row * kStep + vector * kLanes);
     });
@@ -202,11 +205,11 @@ void score(const typename Kind::Number* queries, int64_t query_stride, int num_q
 
 // weights [num_queries][kStep]; out [num_queries][out_stride].
 template <class Kind>
-void weigh(const typename Kind::Number* weights, int num_queries, const Run* runs, int num_runs,
-           const uint32_t* const* ahead, int64_t stride, const float* decay, float* out, int64_t out_stride) {
+void weigh(const typename Kind::Number* weights, int num_queries, const ValueRows& rows, const float* decay,
+           float* out, int64_t out_stride) {
   in_rows(num_queries, [&](auto m, int row) {
     in_blocks<weigh_width(m)>(0, static_cast<int>(out_stride) / kLanes, [&](auto n, int vector) {
-      weigh_block<Kind, m, n>(weights + row * kStep, runs, num_runs, ahead, stride, vector * kLanes, decay + row,
+      weigh_block<Kind, m, n>(weights + row * kStep, rows, vector * kLanes, decay + row,
                               out + row * out_stride + vector * kLanes, out_stride);
     });
   });

@@ -24,9 +24,10 @@ class Products {
              const uint32_t* const* ahead, int64_t stride, int64_t depth, int num_vectors, float* scores) {
     paged::score<Kind>(queries, query_stride, num_queries, keys, ahead, stride, depth, num_vectors, scores);
   }
-  void weigh(typename Kind::Number* weights, int num_queries, int, const Run* runs, int num_runs, const uint32_t* const* ahead, int64_t stride,
-             const float* decay, float* out, int64_t out_stride) {
-    paged::weigh<Kind>(weights, num_queries, runs, num_runs, ahead, stride, decay, out, out_stride);
+  // out_stride: also that of rows of values
+  void weigh(typename Kind::Number* weights, int num_queries, int, const ValueRows& rows, const float* decay,
+             float* out, int64_t out_stride) {
+    paged::weigh<Kind>(weights, num_queries, rows, decay, out, out_stride);
   }
 };
 
@@ -55,13 +56,13 @@ class Products<Bf16Tiles> {
     });
   }
 
-  void weigh(Number* weights, int num_queries, int num_vectors, const Run* runs, int num_runs, const uint32_t* const* ahead, int64_t stride,
-             const float* decay, float* out, int64_t out_stride) {
+  void weigh(Number* weights, int num_queries, int num_vectors, const ValueRows& rows, const float* decay,
+             float* out, int64_t out_stride) {
     if (num_queries < kLeastRows)
-      return paged::weigh<Bf16Dot>(weights, num_queries, runs, num_runs, ahead, stride, decay, out, out_stride);
+      return paged::weigh<Bf16Dot>(weights, num_queries, rows, decay, out, out_stride);
     shape();
     const uint32_t* values[kStep / kTokens];
-    find_values(runs, num_runs, stride, values);
+    find_values(rows, out_stride, values);
     for (int row = 0; row < num_queries; ++row) {
       // Copied values of tokens that nobody sees are zero; their weights have to be finite.
       std::memset(weights + row * kStep + num_vectors * kRows, 0, (kStep - num_vectors * kRows) * sizeof(Number));
@@ -69,7 +70,7 @@ class Products<Bf16Tiles> {
       for (int64_t i = 0; i < out_stride; ++i) out[row * out_stride + i] *= decay[row];
     }
     in_pairs(padded(num_queries) / kRows, static_cast<int>(out_stride / kRows), [&](auto m, auto n, int row, int vector) {
-      weigh_tiles<m, n>(weights + row * kRows * kStep, values, vector * kRows, stride,
+      weigh_tiles<m, n>(weights + row * kRows * kStep, values, vector * kRows,
                         out + row * kRows * out_stride + vector * kRows, out_stride);
     });
   }
@@ -122,8 +123,8 @@ class Products<Bf16Tiles> {
   }
 
   template <int M, int N>
-  static void weigh_tiles(const Number* weights, const uint32_t* const* values, int64_t column, int64_t stride,
-                          float* out, int64_t out_stride) {
+  static void weigh_tiles(const Number* weights, const uint32_t* const* values, int64_t column, float* out,
+                          int64_t out_stride) {
     const int64_t out_bytes = out_stride * 4, weight_bytes = kStep * static_cast<int64_t>(sizeof(Number));
     tiles::load<0>(out, out_bytes);
     if constexpr (N == 2) tiles::load<1>(out + kRows, out_bytes);
@@ -133,8 +134,8 @@ class Products<Bf16Tiles> {
       if (values[half] == nullptr) continue;
       tiles::load<4>(weights + half * kTokens, weight_bytes);
       if constexpr (M == 2) tiles::load<5>(weights + kRows * kStep + half * kTokens, weight_bytes);
-      tiles::load<6>(values[half] + column, stride * 4);
-      if constexpr (N == 2) tiles::load<7>(values[half] + column + kRows, stride * 4);
+      tiles::load<6>(values[half] + column, out_bytes);
+      if constexpr (N == 2) tiles::load<7>(values[half] + column + kRows, out_bytes);
       multiply<M, N>();
     }
     store_sums<M, N>(out, out_stride);
@@ -150,33 +151,28 @@ class Products<Bf16Tiles> {
 
   // Of each half of the step where its 16 rows of values lie: in place if they follow each other, else as a copy in which
   // rows that nobody sees are zero; null if nobody sees any.
-  void find_values(const Run* runs, int num_runs, int64_t stride, const uint32_t** values) {
+  void find_values(const ValueRows& rows, int64_t stride, const uint32_t** values) {
     static thread_local Scratch kept;
-    uint32_t* copies = kept.get<uint32_t>(kStep / 2 * stride);
-    for (int half = 0; half < kStep / kTokens; ++half) {
-      const int first = half * kRows, last = first + kRows;
-      values[half] = nullptr;
-      int num_rows = 0;
+    const uint32_t* of_step[kStep / 2] = {};
+    for (int i = 0; i < rows.count; ++i) of_step[rows.weight[i]] = rows.values[i];
+    uint32_t* copy = kept.get<uint32_t>(kStep / 2 * stride);
+    for (int half = 0; half < kStep / kTokens; ++half, copy += kRows * stride) {
+      const uint32_t* const* of_half = of_step + half * kRows;
+      int num_seen = 0;
       bool in_place = true;
-      const uint32_t* begin = nullptr;
-      for (int i = 0; i < num_runs; ++i) {
-        if (runs[i].first < first || runs[i].first >= last) continue;
-        if (begin == nullptr) begin = runs[i].values;
-        in_place = in_place && runs[i].values == begin + num_rows * stride;
-        num_rows += runs[i].num_rows;
+      for (int row = 0; row < kRows; ++row) {
+        num_seen += of_half[row] != nullptr;
+        in_place = in_place && of_half[row] != nullptr && of_half[row] == of_half[0] + row * stride;
       }
-      if (num_rows == 0) continue;
-      if (in_place && num_rows == kRows) {
-        values[half] = begin;
-        continue;
+      values[half] = in_place ? of_half[0] : num_seen > 0 ? copy : nullptr;
+      if (values[half] != copy) continue;
+      for (int row = 0; row < kRows; ++row) {
+        if (of_half[row] != nullptr) {
+          std::memcpy(copy + row * stride, of_half[row], stride * sizeof(uint32_t));
+        } else {
+          std::memset(copy + row * stride, 0, stride * sizeof(uint32_t));
+        }
       }
-      uint32_t* copy = copies + first * stride;
-      std::memset(copy, 0, kRows * stride * sizeof(uint32_t));
-      for (int i = 0; i < num_runs; ++i) {
-        if (runs[i].first >= first && runs[i].first < last)
-          std::memcpy(copy + (runs[i].first - first) * stride, runs[i].values, runs[i].num_rows * stride * sizeof(uint32_t));
-      }
-      values[half] = copy;
     }
   }
 
