@@ -61,8 +61,8 @@ def load(scheduler: Scheduler, num_rows: int = 0, num_blocks: int = 0) -> float:
     first = state.queue.first()
     held = 1.0 if state.running_alone or (first is not None and first.alone) else 0.0
     num_blocks += state.cache.pool.num_used + -(-state.queue.num_tokens // state.lease.block_size)
-    num_rows += state.num_rows - state.columns.num_free_rows + state.queue.num_rows
-    return held + max(num_rows / max(state.num_rows, 1), num_blocks / max(len(state.lease.block_ids), 1))
+    num_rows += state.columns.num_leased - state.columns.num_free_rows + state.queue.num_rows
+    return held + max(num_rows / max(state.columns.num_leased, 1), num_blocks / max(state.cache.pool.num_leased, 1))
 
 
 def cost(sequence: Sequence, scheduler: Scheduler) -> float:
@@ -80,7 +80,7 @@ def _cached(sequence: Sequence, scheduler: Scheduler) -> int:
 
 
 def _worth(num_cached: int, scheduler: Scheduler) -> float:
-    return min(MAX_WORTH, STEP_WORTH * num_cached / max(scheduler.state.lease.tokens_per_step, 1))
+    return min(MAX_WORTH, STEP_WORTH * num_cached / max(scheduler.state.tokens_per_step, 1))
 
 
 def _has_room(scheduler: Scheduler) -> bool:

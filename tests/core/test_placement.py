@@ -6,6 +6,7 @@ from scheduler_svc.core.accounts import Accounts
 from scheduler_svc.core.admission import AdmissionQueue
 from scheduler_svc.core.audit import audit, audit_idle
 from scheduler_svc.core.placement import MAX_WORTH, STEP_WORTH, Placement, load
+from scheduler_svc.core.plan import Amounts, Lease, LeaseChange
 from scheduler_svc.core.scheduler import NeverFits, Scheduler
 from scheduler_svc.core.sequence import Sampling, Sequence, State
 from tests.core.run import BLOCK_SIZE, Run, assert_exact
@@ -57,6 +58,21 @@ class TestChoice:
             run.submit(asked("r", own(1)))
         large.submit(asked("s", own(2)))
         assert load(large.scheduler) < load(small.scheduler)
+
+    def test_load_is_a_share_of_what_is_lent_now(self) -> None:
+        """An executor that was shared when its session began lends as much as the other one by now."""
+        grown, other = Scheduler(), Run().scheduler
+        grown.attach(Lease([1, 2, 3, 4], [0, 1], 8, BLOCK_SIZE, most_lent=Amounts(60, 8, 64)))
+        grown.change_lease(LeaseChange(list(range(5, 61)), list(range(2, 8)), granted_tokens=56))
+        for scheduler in (grown, other):
+            scheduler.submit(asked("r", own(1, 16)))
+        assert load(grown) == load(other)
+
+    def test_rows_that_are_lent_to_others_are_no_load(self) -> None:
+        part, other = runs()
+        part.scheduler.change_lease(LeaseChange(keep=Amounts(30, 4, 32)))
+        part.step()
+        assert load(part.scheduler) == load(other.scheduler) == 0
 
     def test_a_request_goes_where_its_prompt_is_cached(self) -> None:
         a, b, c = runs(3)
