@@ -30,6 +30,7 @@ from paged.v1 import executor_pb2
 
 MAX_EPOCHS_WITHOUT_STEP = 5  # more than a scheduler tries with one request
 _MESSAGES_PER_TURN = 256
+ANNOUNCE_S = 0.005  # for a message to leave the process before a step that may be its last one
 PROBE_S = 0.25  # longest wait for a message, too
 LONG_GATHER_S = 0.001  # in which others may have the processor
 STEPS_OF_A_RECALL = 4  # two plans were under way, the next returns what is asked for; and one to spare
@@ -191,10 +192,15 @@ class Service:
         begin = time.perf_counter()
         issued: list[tuple[Session, AppliedPlan]] = []
         for session in self._sessions.in_turn():
-            if session.plans:
-                applied = self._issue(session, session.plans.popleft())
-                if applied is not None:
-                    issued.append((session, applied))
+            if not session.plans or (issued and session.plans[0].exclusive):
+                continue  # an exclusive plan waits until its session is first
+            plan = session.plans.popleft()
+            applied = self._issue(session, plan)
+            if applied is not None:
+                issued.append((session, applied))
+                if plan.exclusive:
+                    self._announce(session)
+                    break
         if not issued:
             return
         plans = [applied for _, applied in issued]
@@ -230,6 +236,12 @@ class Service:
             return None
         session.issued_step = plan.step
         return applied
+
+    def _announce(self, session: Session) -> None:
+        """If the step that follows takes the process down, the scheduler knows whose it was."""
+        begun = executor_pb2.Begun(epoch=self._sessions.epoch, session=session.number, step=session.issued_step)
+        self._send(session.peer, executor_pb2.ToScheduler(begun=begun))
+        time.sleep(ANNOUNCE_S)
 
     def _answer(self, session: Session, message: executor_pb2.ToScheduler, *, step_us: int, wait_us: int) -> None:
         result = message.result

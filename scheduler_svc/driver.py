@@ -43,8 +43,9 @@ class Listener(Protocol):
     def on_applied(self, applied: Applied) -> None:
         """A result was taken in, and the next plan has been sent."""
 
-    def on_lost(self, driver: "Driver", ran: list[Sequence]) -> None:
-        """The session is over; `ran` wait to be computed anew."""
+    def on_lost(self, driver: "Driver", ran: list[Sequence], *, alone: bool) -> None:
+        """The session is over; `ran` wait to be computed anew. `alone`: the executor was lost in the step of an
+        exclusive plan, as far as is known."""
 
 
 class Driver:
@@ -140,17 +141,17 @@ class Driver:
             beat.cancel()
             session.close()
             self._session = None
-        self._end_session(reason)
+        self._end_session(reason, session.is_computed_alone)
         return reason
 
-    def _end_session(self, reason: SessionLost) -> None:
+    def _end_session(self, reason: SessionLost, alone: bool) -> None:
         """Whatever has ended the session: all that ran waits again. Nothing else handles a loss."""
         self.lost_at = time.monotonic()
         self.num_losses += 1
         ran = self.scheduler.detach()
         waiting = self.scheduler.state.num_waiting
         log.warning("executor_lost", endpoint=self.endpoint, reason=str(reason), running=len(ran), waiting=waiting)
-        self._listener.on_lost(self, ran)
+        self._listener.on_lost(self, ran, alone=alone)
 
     async def _remind(self) -> None:
         """Say now and then what is waited for: nobody may be there, or another scheduler may hold the lease."""

@@ -237,8 +237,8 @@ class Engine:
         self._delivery.note(applied.updated)
         self._delivery.note(applied.ended)
 
-    def on_lost(self, ran: list[Sequence]) -> None:
-        for answer in self._suspects.note_loss(ran):
+    def on_lost(self, ran: list[Sequence], *, alone: bool) -> None:
+        for answer in self._suspects.note_loss(ran, alone=alone):
             self.fail(answer.sequence, RequestFailed("the executor was lost each time it computed this request"))
 
     def _take(self, answer: Answer) -> None:

@@ -40,8 +40,9 @@ class Requests(Protocol):
     def on_applied(self, applied: Applied) -> None:
         """A result was taken in, and the next plan has been sent."""
 
-    def on_lost(self, ran: list[Sequence]) -> None:
-        """An executor was lost; `ran` wait to be computed anew, and are not moved yet."""
+    def on_lost(self, ran: list[Sequence], *, alone: bool) -> None:
+        """An executor was lost, in a step of an exclusive plan or not; `ran` wait to be computed anew, and are not
+        moved yet."""
 
     def fail(self, sequence: Sequence, error: PagedError) -> None:
         """The sequence's request cannot be served."""
@@ -210,9 +211,9 @@ class Fleet:
     def on_applied(self, applied: Applied) -> None:
         self._requests.on_applied(applied)
 
-    def on_lost(self, driver: Driver, ran: list[Sequence]) -> None:
+    def on_lost(self, driver: Driver, ran: list[Sequence], *, alone: bool) -> None:
         model = self.models.of(driver)
         if model is not None:
             model.end(driver)
-        self._requests.on_lost(ran)
+        self._requests.on_lost(ran, alone=alone)
         self._scatter(driver, suspects=False)

@@ -17,18 +17,22 @@ class _Losses:
 
 
 class Suspects:
-    """Whatever ran at a loss is suspected, until it gets a token. A suspect of two losses is computed alone; one over
-    which the executor is lost even then, `max_losses` times, is convicted."""
+    """Whatever ran at a loss is suspected, until it gets a token. A suspect of two losses is computed alone, in
+    steps of which other schedulers have no part either; one over which the executor is lost even then, `max_losses`
+    times, is convicted."""
 
     def __init__(self, max_losses: int) -> None:
         self._max_losses = max_losses
         self._losses: dict[Answer, _Losses] = {}
 
-    def note_loss(self, ran: list[Sequence]) -> list[Answer]:
-        """The executor was lost while these ran. Returns those that are convicted, and forgotten."""
-        alone = [sequence for sequence in ran if sequence.alone]
+    def note_loss(self, ran: list[Sequence], *, alone: bool) -> list[Answer]:
+        """The executor was lost while these ran; `alone`: in the step of an exclusive plan. Returns those that are
+        convicted, and forgotten."""
+        suspects = [sequence for sequence in ran if sequence.alone]
+        if suspects and not alone:  # another scheduler's plan was computed
+            return []
         convicted = []
-        for sequence in alone or ran:
+        for sequence in suspects or ran:
             losses = self._losses.setdefault(sequence.owner, _Losses())
             if sequence.alone:
                 losses.alone += 1

@@ -181,7 +181,7 @@ class Serving:
         self._take_arrivals()
         self._news.set()
 
-    def on_lost(self, driver: Driver, ran: list[Sequence]) -> None:
+    def on_lost(self, driver: Driver, ran: list[Sequence], *, alone: bool) -> None:
         self._lost = f"the executor was lost while {len(ran)} sequences ran"
         self._news.set()
 

@@ -157,6 +157,7 @@ class Plan:
     masks: Masks = NO_MASKS
     returned: Returned = NOTHING_RETURNED
     demand: Demand | None = None  # None: as told before
+    exclusive: bool = False  # in a step of which nobody else has a part
 
 
 @dataclass(frozen=True, slots=True)

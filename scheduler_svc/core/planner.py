@@ -80,6 +80,7 @@ class Planner:
             masks=masks,
             returned=returned,
             demand=demand,
+            exclusive=bool(len(rows)) and self._state.running_alone is not None,
         )
 
     def _demand(self, says_something: bool, even_if_empty: bool) -> Demand | None:

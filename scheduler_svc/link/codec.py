@@ -64,6 +64,7 @@ def encode_plan(plan: Plan, epoch: int, session: int) -> bytes:
         _add_returned(message, plan.returned)
     if plan.demand is not None:
         message.demand.CopyFrom(_demand(plan.demand))
+    message.exclusive = plan.exclusive
     return envelope.SerializeToString()
 
 

@@ -63,6 +63,7 @@ class ExecutorSession:
         self._is_reading = False
         self._next_read: asyncio.Handle | None = None
         self._sent_at: deque[float] = deque()
+        self.is_computed_alone = False  # whether the next result awaited is that of an exclusive plan's step, begun
         self._last_sent_at = time.monotonic()
         self.on_result: Callable[[pb.StepResult], None] | None = None
         self._on_lease_change: Callable[[pb.LeaseChange], None] | None = None
@@ -225,6 +226,9 @@ class ExecutorSession:
                 self._lose(SessionLost(message.fault.reason, refused=refused))
             case "lease_change":
                 self._take_lease_change(message.lease_change)
+            case "begun":
+                begun = message.begun
+                self.is_computed_alone |= (begun.epoch, begun.session) == (self._epoch, self._session)
             case "tokenizer_chunk":
                 self._take_chunk(message.tokenizer_chunk)
             case None:
@@ -236,6 +240,7 @@ class ExecutorSession:
         if not self._sent_at or self.on_result is None:
             raise MalformedMessage("a result without a plan")
         self._sent_at.popleft()
+        self.is_computed_alone = False
         self.on_result(result)
 
     def _take_lease_change(self, change: pb.LeaseChange) -> None:

@@ -99,6 +99,32 @@ def test_plans_of_both_run_in_the_same_steps_and_say_what_each_would_alone(start
         assert set(took_us[first]) & set(took_us[second]), "no step was of both"
 
 
+def test_an_exclusive_plan_shares_its_step_with_nobody_and_is_announced(start: Callable[..., Service]) -> None:
+    executor = start("--simulate-fixed-us", "100000")
+    with PlanClient(executor.address) as first, PlanClient(executor.address) as second:
+        first.attach("one")
+        second.ask_to_attach("two")
+        serve(first)
+        second.wait_attached()
+        second.run(StepPlan(demand=ALL))
+        serve(first)
+        second.change()
+        took_us: list[set[int]] = [set(), set()]
+        for make in (prefill, decode, decode):
+            first.send_plan(make(first))
+            second.send_plan(exclusive(make(second)))
+            took_us[0].add(first.result().step_us)
+            begun = second.receive().begun
+            assert (begun.session, begun.step) == (second.attached.session, second.step)
+            took_us[1].add(second.result().step_us)
+        assert not took_us[0] & took_us[1]
+
+
+def exclusive(plan: StepPlan) -> StepPlan:
+    plan.exclusive = True
+    return plan
+
+
 def used_block(client: PlanClient) -> StepPlan:
     return StepPlan(returned_blocks=column([own(client)[1]]))
 
