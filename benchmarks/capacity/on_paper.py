@@ -19,7 +19,7 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence, State
 
 PLANS_IN_FLIGHT = 2
-SLICE_S = 2e-3  # of messages, between two looks at what else there is
+SLICE_S = 5e-4  # of messages that are looked at together; in service results come between any two
 LINK_S = 1e-4  # from one service to another
 VOCAB_SIZE = 32_000
 NO_LIMIT = 1 << 20  # tokens of a step
@@ -201,18 +201,18 @@ class LoopOnPaper:
     def _send_slice(self) -> None:
         slice_s, sent = 0.0, []
         for sequence, num_tokens in self._unsent.items():
-            sent.append((sequence, num_tokens))
             slice_s += self._costs.message_s + self._costs.token_s * num_tokens
+            sent.append((sequence, num_tokens, self._clock.now + slice_s))
             if slice_s >= SLICE_S:
                 break
-        for sequence, _ in sent:
+        for sequence, _, _ in sent:
             del self._unsent[sequence]
 
         def out() -> None:
-            for sequence, num_tokens in sent:
-                self._tally.take(sequence, num_tokens, self._clock.now)
+            for sequence, num_tokens, at in sent:
+                self._tally.take(sequence, num_tokens, at)
 
-        self._work_on(Work(messages=len(sent), tokens=sum(num_tokens for _, num_tokens in sent)), out)
+        self._work_on(Work(messages=len(sent), tokens=sum(num_tokens for _, num_tokens, _ in sent)), out)
 
     def _work_on(self, work: Work, then: Callable[[], None]) -> None:
         took = self._costs.of(work)
