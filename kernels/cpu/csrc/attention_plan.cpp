@@ -5,9 +5,10 @@
 namespace paged {
 namespace {
 
-constexpr int64_t kLeastPart = 256;    // positions: a part costs a merge
-constexpr int64_t kUnitsPerThread = 4;  // so that whoever is late is late by little
-constexpr int64_t kReadCost = 4;        // of a position's keys and values, in queries that attend to it
+constexpr int64_t kLeastPart = 256;      // positions: a part costs a merge
+constexpr int64_t kMostDecoded = 1024;    // positions of a unit with one query: threads that share a row then end together
+constexpr int64_t kUnitsPerThread = 4;    // so that whoever is late is late by little
+constexpr int64_t kReadCost = 4;          // of a position's keys and values, in queries that attend to it
 
 int64_t cost(const Unit& unit, int64_t group) { return (unit.end - unit.begin) * (kReadCost + unit.num_queries * group); }
 
@@ -90,7 +91,9 @@ void Plan::cut(const Batch& batch, int num_threads) {
   units.clear();
   for (const Unit& unit : whole_) {
     const int64_t length = unit.end - unit.begin;
-    const int64_t parts = std::clamp<int64_t>((cost(unit, batch.group) + most - 1) / most, 1, length / kLeastPart + 1);
+    const int64_t least = num_threads > 1 && unit.num_queries == 1 ? (length + kMostDecoded - 1) / kMostDecoded : 1;
+    const int64_t parts =
+        std::clamp<int64_t>((cost(unit, batch.group) + most - 1) / most, least, length / kLeastPart + 1);
     // Parts begin where a block of 64 positions does.
     const int64_t part = ((length + parts - 1) / parts + 63) / 64 * 64;
     for (int64_t begin = unit.begin; begin < unit.end;) {
