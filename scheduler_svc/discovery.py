@@ -19,8 +19,11 @@ log = structlog.get_logger()
 
 async def resolve(host: str) -> list[str]:
     """By the system's resolver; IPv6 only where there is no IPv4."""
-    async with asyncio.timeout(RESOLVE_TIMEOUT_S):  # TimeoutError is an OSError
-        found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    try:
+        async with asyncio.timeout(RESOLVE_TIMEOUT_S):  # TimeoutError is an OSError
+            found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except UnicodeError as error:  # a part between dots is empty, or too long
+        raise OSError(f"no name of a host: {error}") from error
     addresses = {
         family: [str(a[4][0]) for a in found if a[0] is family] for family in (socket.AF_INET, socket.AF_INET6)
     }

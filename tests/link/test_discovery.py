@@ -53,3 +53,8 @@ async def test_the_systems_resolver_is_asked() -> None:
     assert await resolve("localhost") == ["127.0.0.1"]
     with pytest.raises(OSError):
         await resolve("no-such-host.invalid")
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 70])
+async def test_what_can_be_no_name_is_found_nowhere(host: str) -> None:
+    assert await Discovery([f"tcp://{host}:1", "tcp://127.0.0.1:1"]).look() == ["tcp://127.0.0.1:1"]
