@@ -261,6 +261,8 @@ class ExecutorSession:
 
     def _check_connection(self) -> None:
         if self._monitor.getsockopt(zmq.EVENTS) & READABLE:
+            while not self._read_some():  # it may say over which step the executor was lost
+                pass
             self._lose(SessionLost("connection to the executor lost"))
 
     async def _watch_results(self) -> None:

@@ -1,6 +1,7 @@
 """A session against a socket that answers as an executor would."""
 
 import asyncio
+import select
 import time
 
 import numpy as np
@@ -56,4 +57,30 @@ async def test_results_that_keep_coming_leave_turns_to_the_rest_of_the_loop() ->
     finally:
         session.close()
         router.close(0)
+        context.destroy(0)
+
+
+async def test_what_came_before_the_connection_was_lost_is_read_although_the_loss_is_noticed_first() -> None:
+    """Else it would not be known that the executor was lost over this scheduler's plan alone."""
+    context = zmq.Context()
+    router = context.socket(zmq.ROUTER)
+    port = router.bind_to_random_port("tcp://127.0.0.1")
+    session = ExecutorSession(context, LinkOptions(f"tcp://127.0.0.1:{port}", "s", result_timeout_s=60))
+    try:
+        attaching = asyncio.create_task(session.attach())
+        peer, _ = await asyncio.to_thread(router.recv_multipart)
+        router.send_multipart([peer, attached().SerializeToString()])
+        await attaching
+        for _ in range(MESSAGES_IN_A_TURN):
+            router.send_multipart([peer, b""])
+        begun = pb.Begun(epoch=1, session=1, step=1)
+        router.send_multipart([peer, pb.ToScheduler(begun=begun).SerializeToString()])
+        router.close(1000)
+        # The loop has no turn before the connection is lost; to ask the socket itself would take the news from it.
+        assert select.select([session._monitor.getsockopt(zmq.FD)], [], [], 5)[0]
+        async with asyncio.timeout(5):
+            await session.lost
+        assert session.is_computed_alone
+    finally:
+        session.close()
         context.destroy(0)
