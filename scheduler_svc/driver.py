@@ -131,7 +131,7 @@ class Driver:
         beat = asyncio.create_task(self._beat(session, attached.session_timeout_ms / 1000))
         try:
             await self._listener.on_attached(self, session, hopeless)
-            reason = await session.lost
+            reason = await asyncio.shield(session.lost)  # cancelled with us, it could not say goodbye
         except SessionLost as lost:
             reason = lost
         except asyncio.CancelledError:

@@ -157,7 +157,7 @@ async def test_a_stopping_scheduler_refuses_new_calls_and_ends_those_that_run(sy
             await answer(client, call)
         assert await running == call.expected()
     assert await asyncio.to_thread(system.scheduler.process.wait, 15) == 0
-    wait_for_log(system.executor, "session_ended", 5)
+    wait_for_log(system.executor, "reason=detached", 5)  # it said so: nobody had to find out
 
 
 async def test_an_executor_with_another_model_ends_open_streams_instead_of_splicing_them(system: System) -> None:
