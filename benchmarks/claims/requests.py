@@ -12,6 +12,7 @@ from benchmarks.lengths import MIXES, log_normal_length
 from scheduler_svc.core.sequence import Sampling, Sequence
 
 NUM_DRAWN = 20_000
+APART = 1009  # requests between the beginnings of two seeds
 LOWEST_ID = 10  # ids below it are often special
 
 
@@ -78,10 +79,12 @@ class Timing:
 
 
 class Source:
-    """The requests of a mix, one after another, with prompts of random ids. End tokens end nothing."""
+    """The requests of a mix, one after another, with prompts of random ids. End tokens end nothing. Those of another
+    seed begin elsewhere in the mix."""
 
     def __init__(self, mix: Mix, vocab_size: int, seed: int = 0) -> None:
-        self._lengths = cycle(mix.lengths)
+        begin = seed * APART % len(mix.lengths)
+        self._lengths = cycle(mix.lengths[begin:] + mix.lengths[:begin])
         self._ids = range(min(LOWEST_ID, vocab_size - 1), vocab_size)
         self._chance = random.Random(seed)
         self._count = 0

@@ -1,29 +1,65 @@
 """Output tokens per second of the real model at saturation, at equal KV memory, under each policy.
 
-What runs at saturation is found on paper; the real executor takes it over, computes it anew, and goes on. The window
-begins when that is done. Policies take turns, and paged serves before and after the others. Few long requests end
-within a window, so chance has a part in it; on paper, with steps that take what these did, many do (`paper_tokens_s`).
+What runs at saturation is found on paper; the real executor takes it over, computes it anew, and goes on. A window
+begins when that is done. Policies take turns, round by round; each round begins with what runs at another time. Few
+long requests end within so many seconds, so chance has a part in it; on paper, with steps that take what these did,
+many do (`paper_tokens_s`).
 """
 
-from dataclasses import dataclass
-from statistics import mean
+from dataclasses import dataclass, field
 
-from benchmarks.claims.memory import figures_of
-from benchmarks.claims.memory import saturated as saturated_on_paper
+from benchmarks.claims.memory import saturated
 from benchmarks.claims.paper import Paper, StepCosts
-from benchmarks.claims.requests import Mix
+from benchmarks.claims.requests import Backlog, Mix
 from benchmarks.claims.served import Executor, Serving, Steps
-from benchmarks.claims.setting import Figures, Setting
+from benchmarks.claims.setting import BACKLOG, Figures, Setting
 from benchmarks.claims.slabs import POLICIES
 from benchmarks.claims.watched import WatchedScheduler
 
+ROUNDS = 4
+WARM_PLANS = 1500
 
-@dataclass(frozen=True, slots=True)
-class Served:
-    """Of one window."""
 
-    tokens_s: float
-    figures: Figures
+@dataclass(slots=True)
+class Windows:
+    """Of one policy, added up."""
+
+    rates: list[float] = field(default_factory=list)  # tokens per second of each
+    tokens: int = 0
+    seconds: float = 0.0
+    ended: int = 0
+    preemptions: int = 0
+    num_computed: int = 0
+    running: list[float] = field(default_factory=list)
+    steps: Steps = field(default_factory=lambda: Steps([], []))
+
+    @property
+    def tokens_s(self) -> float:
+        return self.tokens / self.seconds
+
+    def add(self, serving: Serving, preemptions: int) -> None:
+        meter = serving.meter
+        self.rates.append(meter.tokens_s)
+        self.tokens += meter.tokens
+        self.seconds += meter.seconds
+        self.ended += meter.ended
+        self.preemptions += preemptions
+        self.num_computed += serving.num_computed
+        self.running.append(serving.occupancy.running)
+        self.steps.works += serving.steps.works
+        self.steps.seconds += serving.steps.seconds
+
+    @property
+    def figures(self) -> Figures:
+        return {
+            "tokens_s": round(self.tokens_s, 1),
+            "windows_tokens_s": [round(rate, 1) for rate in self.rates],
+            "running": round(sum(self.running) / len(self.running), 2),
+            "ended": self.ended,
+            "preemptions": self.preemptions,
+            "computed_over_sampled": round(self.num_computed / self.tokens, 3),
+            "step_ms": round(1e3 * sum(self.steps.seconds) / len(self.steps.seconds), 2),
+        }
 
 
 async def measure(setting: Setting, executor: Executor) -> tuple[Figures, dict[str, StepCosts]]:
@@ -31,62 +67,44 @@ async def measure(setting: Setting, executor: Executor) -> tuple[Figures, dict[s
     figures: Figures = {}
     costs: dict[str, StepCosts] = {}
     for mix in setting.mixes:
-        figures[mix.name], steps = await _in_turns(setting, executor, mix)
-        costs[mix.name] = StepCosts.fitted(steps.works, steps.seconds)
-        for name, make in POLICIES.items():
-            _, paper = saturated_on_paper(setting, make(setting.longest), mix, costs=costs[mix.name])
-            figures[mix.name][name]["paper_tokens_s"] = round(paper.meter.tokens_s, 1)
+        windows = {name: Windows() for name in POLICIES}
+        for number in range(1 if setting.quick else ROUNDS):
+            for name, of_policy in windows.items():
+                await add_window(of_policy, setting, executor, POLICIES[name](setting.longest), mix, number)
+        all_steps = [of_policy.steps for of_policy in windows.values()]
+        works = [work for steps in all_steps for work in steps.works]
+        costs[mix.name] = StepCosts.fitted(works, [seconds for steps in all_steps for seconds in steps.seconds])
+        figures[mix.name] = {name: of_policy.figures for name, of_policy in windows.items()}
+        for name, told in figures[mix.name].items():
+            told["paged_over_this"] = round(windows["paged"].tokens_s / windows[name].tokens_s, 3)
+            told["paper_tokens_s"] = _on_paper(setting, POLICIES[name](setting.longest), mix, costs[mix.name])
+            setting.say(f"{mix.name} {name}: {told['tokens_s']} tokens/s, on paper {told['paper_tokens_s']}")
     return figures, costs
 
 
-async def _in_turns(setting: Setting, executor: Executor, mix: Mix) -> tuple[Figures, Steps]:
-    """By policy; and all steps that were measured."""
-    steps = Steps([], [])
-    windows: dict[str, list[Served]] = {name: [] for name in POLICIES}
-    for name in [*POLICIES] if setting.quick else [*POLICIES, "paged"]:
-        windows[name].append(await saturated(setting, executor, POLICIES[name](setting.longest), mix, steps))
-        setting.say(f"{mix.name} {name}: {windows[name][-1].tokens_s:.1f} tokens/s")
-    rates = {name: mean(window.tokens_s for window in of_policy) for name, of_policy in windows.items()}
-    figures: Figures = {}
-    for name, of_policy in windows.items():
-        figures[name] = {
-            **of_policy[0].figures,
-            "tokens_s": round(rates[name], 1),
-            "windows_tokens_s": [round(window.tokens_s, 1) for window in of_policy],
-            "paged_over_this": round(rates["paged"] / rates[name], 3),
-        }
-    return figures, steps
-
-
-async def saturated(
-    setting: Setting, executor: Executor, scheduler: WatchedScheduler, mix: Mix, steps: Steps | None = None
-) -> Served:
-    """One window, after what came before it on paper; its steps are added to `steps`."""
-    backlog = setting.backlog(mix)
-    paper = Paper(scheduler, setting.lease(scheduler.num_blocks), backlog)
-    paper.steps(setting.num_plans // 2)
+async def add_window(
+    windows: Windows, setting: Setting, executor: Executor, scheduler: WatchedScheduler, mix: Mix, number: int
+) -> None:
+    """One more, after what came before it on paper; `number` says with which requests it begins."""
+    scheduler.num_blocks = setting.num_blocks
+    backlog = Backlog(setting.source(mix, number), BACKLOG)
+    paper = Paper(scheduler, setting.lease(), backlog)
+    paper.steps(min(WARM_PLANS, setting.num_plans // 2))
     paper.end()
-    scheduler.num_blocks = scheduler.num_blocks or setting.num_blocks
     async with Serving(executor, scheduler, backlog) as serving:
         await taken_over(serving)
         preemptions = scheduler.state.counters.preemptions
-        await serving.window(setting.window_s)
-        if steps is not None:
-            steps.works += serving.steps.works
-            steps.seconds += serving.steps.seconds
-        return Served(
-            serving.meter.tokens_s,
-            {
-                "ended": serving.meter.ended,
-                "preemptions": scheduler.state.counters.preemptions - preemptions,
-                "computed_over_sampled": round(serving.num_computed / serving.meter.tokens, 3),
-                "step_ms": round(1e3 * sum(serving.steps.seconds) / len(serving.steps.seconds), 2),
-                **figures_of(serving.occupancy),
-            },
-        )
+        await serving.window(setting.window_s if setting.quick else setting.window_s / ROUNDS)
+        windows.add(serving, scheduler.state.counters.preemptions - preemptions)
 
 
 async def taken_over(serving: Serving) -> None:
     """Until all that had begun elsewhere goes on here: each such sequence has got a token, or is over."""
     begun = [(sequence, len(sequence.token_ids)) for sequence in serving.taken_over]
     await serving.until(lambda: all(len(sequence.token_ids) > known for sequence, known in begun))
+
+
+def _on_paper(setting: Setting, scheduler: WatchedScheduler, mix: Mix, costs: StepCosts) -> float:
+    """Tokens per second."""
+    _, paper = saturated(setting, scheduler, mix, costs=costs, part=0.5)
+    return round(paper.meter.tokens_s, 1)
