@@ -38,8 +38,8 @@ class Layers:
         num_blocks = 1 + num_groups * shared + NUM_ROWS * own
         numbers = torch.randperm(num_blocks - 1, generator=torch.Generator().manual_seed(0)).int() + 1
         common = numbers[: num_groups * shared].view(num_groups, shared).repeat_interleave(group, 0)
-        self._tables = torch.cat([common, numbers[num_groups * shared :].view(NUM_ROWS, own)], 1)
-        self._own_tables = self._tables[:, shared:].contiguous()
+        self.tables = torch.cat([common, numbers[num_groups * shared :].view(NUM_ROWS, own)], 1)
+        self._own_tables = self.tables[:, shared:].contiguous()
         self._contexts = torch.full((NUM_ROWS,), shared * BLOCK + own_tokens, dtype=torch.int32)
         self._own_contexts = self._contexts - shared * BLOCK
         self._query_start = torch.arange(NUM_ROWS + 1, dtype=torch.int32)
@@ -61,10 +61,10 @@ class Layers:
         self._turn = 0
 
     def grouped(self) -> torch.Tensor:
-        return self._attend(self._tables, self._contexts, self._shared)
+        return self._attend(self.tables, self._contexts, self._shared)
 
     def ordinary(self) -> torch.Tensor:
-        return self._attend(self._tables, self._contexts, None)
+        return self._attend(self.tables, self._contexts, None)
 
     def own(self) -> torch.Tensor:
         return self._attend(self._own_tables, self._own_contexts, None)
