@@ -28,13 +28,19 @@ class Answer:
         self.reader = reader
         self._preface = Preface(sequence, echo) if Preface.wanted(sequence, echo) else None
         self.has_news = False  # for `next_delta`
-        # The delivery's: whether it is in the queue, and since when it has what is not taken, and not in a message.
-        self.is_queued = False
+        # The delivery's: whether it is in the queue, and rests after a message, until when; and since when it has what
+        # is not taken, and not in a message.
+        self.is_queued = self.is_resting = False
+        self.rests_until = 0.0
         self.noted_at: float | None = None
         self.taken_at: float | None = None
+        # In seconds of time.perf_counter(): when it first got a row, and the result with its first token.
+        self.admitted_at: float | None = None
+        self.first_token_at: float | None = None
         self.matcher: Matcher | None = None  # where it has a grammar
         self._num_followed = 0  # output tokens that the matcher has seen
         self._text_stream = text_stream
+        self._can_stop = text_stream.can_stop
         self._num_taken = 0  # output tokens that belong to the answer so far
         self._num_sent = 0  # of these, in a delta already
         self._text: list[str] = []
@@ -69,11 +75,21 @@ class Answer:
         elif not self.reader.is_whole:
             self.has_news = True
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether no token will follow, taken in or not."""
+        return self.sequence.end_reason is not None or self.is_over
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether what a result has brought must be taken in at once: an end, or what may be a stop string."""
+        return self._can_stop or self.sequence.end_reason is not None or self.is_over
+
     def cannot_wait(self, max_tokens: int) -> bool:
         """Whether `take` has something to do although the reader is behind: an end, a stop string that may have come,
         or more than so many new tokens."""
         sequence = self.sequence
-        if sequence.end_reason is not None or self._text_stream.can_stop:
+        if self.is_urgent:
             return True
         return len(sequence.token_ids) - sequence.num_prompt - self._num_taken > max_tokens
 
@@ -101,6 +117,10 @@ class Answer:
             return "finished"
         cancelled = self._error is None or isinstance(self._error, RequestAborted | DeadlineExceeded)
         return "cancelled" if cancelled else "failed"
+
+    @property
+    def ended_by_length(self) -> bool:
+        return self._finish is not None and self._finish.by_length
 
     @property
     def error(self) -> PagedError | None:

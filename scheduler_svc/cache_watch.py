@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 
-from scheduler_svc.core.cache_events import CLEARED, CacheEvents, Follower, Told
+from scheduler_svc.core.cache_events import CLEARED, CachedBlock, CacheEvents, Follower, Told
 from scheduler_svc.errors import TooManyWatchers
 
 MAX_TOLD_EVENTS = 8192  # of a prefix cache, in one message
@@ -18,10 +18,30 @@ class CacheWatch:
         self._max_events = max_events
         self._caches: dict[str, CacheEvents] = {}
         self._watchers: set[asyncio.Event] = set()
+        self._keeps_contents = False
+        self.num_unknown = 0  # blocks that were cached before their contents were kept
+
+    def keep_contents(self) -> None:
+        """From now on `content` knows what is stored."""
+        if not self._keeps_contents:
+            self._keeps_contents = True
+            self.num_unknown = sum(len(events.hashes) for events in self._caches.values())
+            for events in self._caches.values():
+                events.keep_contents()
+
+    def content(self, digest: bytes) -> CachedBlock | None:
+        """What the block of this hash holds, if one is cached anywhere and known."""
+        for events in self._caches.values():
+            found = events.contents.get(digest)
+            if found is not None:
+                return found
+        return None
 
     def add(self, endpoint: str) -> CacheEvents:
         """What is to be told of the executor there."""
         events = self._caches[endpoint] = CacheEvents(self._max_watchers, self._max_events)
+        if self._keeps_contents:
+            events.keep_contents()
         self._tell()
         return events
 

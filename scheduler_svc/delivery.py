@@ -1,8 +1,9 @@
 """When answers leave: whose new tokens are made text next, and which call gets its next message.
 
-One queue, longest waiting first, and one message in a turn of the event loop, so that results, plans and new calls come
-between; a call whose last message is still on its way is not given another, and
-all that has come for it meanwhile leaves as one. So the busier the process, the more tokens in a message.
+One queue, longest waiting first, some messages in a turn of the event loop, and turns between, in which results, plans
+and new calls have their way. After a message a stream rests: what comes for it meanwhile leaves as one message, since a
+message costs as much as many tokens. The more streams there are, the longer they rest, up to a bound; with few they do
+not at all.
 """
 
 import asyncio
@@ -18,10 +19,14 @@ from scheduler_svc.reader import Reader
 from scheduler_svc.requests import Delta
 
 SLICE_S = 0.002  # of a turn of the event loop, for text that is made though its reader is behind
-# gRPC tells the event loop of one event a turn: that a message has left, that a call has come. With more messages in a
-# turn events pile up, until calls wait for seconds and messages for each other. A turn costs some 5 µs.
-MESSAGES_IN_A_TURN = 1
+MESSAGES_IN_A_TURN = 16  # so that a result waits for some 2 ms at most; in a row they cost less than one by one
+TURNS_BETWEEN = 2  # what gRPC has to say of a new call takes several
 UNTAKEN_TOKENS = 32  # that may wait in the core for a reader who is behind
+# A message costs as much as ten tokens in it. Streams rest so long that the loop has time for the messages of all.
+REST_S_PER_STREAM = 100e-6
+MAX_REST_S = 0.1
+MIN_REST_S = 0.002  # less is not worth the timer
+TIMER_S = 0.001  # the event loop's timers know no less, and one that is early would be asked for again at once
 
 
 class Delivery:
@@ -44,11 +49,14 @@ class Delivery:
         self._take = take
         self._fail = fail
         self._queue: deque[Answer] = deque()
+        self._resting: deque[Answer] = deque()  # in the order in which they have rested enough
+        self._rest_s = 0.0  # after a message that leaves now
         self._has_turn = False  # scheduled on the event loop
+        self._timer: asyncio.TimerHandle | None = None  # for the first who rests
         self._readers: set[Reader] = set()
         self.unread_bytes = 0
         self.num_messages = self.num_tokens = 0  # of streams
-        self.result_to_write_s = Histogram(100e-6, 10.0, 1.2)
+        self.result_to_write_s = Histogram.geometric(100e-6, 10.0, 1.2)
 
     def open(self, reader: Reader) -> None:
         self._readers.add(reader)
@@ -66,14 +74,16 @@ class Delivery:
             answer: Answer = sequence.owner
             if answer.noted_at is None:
                 answer.noted_at = now
-            if not answer.is_queued:
+            if not answer.is_queued and (not answer.is_resting or answer.is_urgent):
                 answer.is_queued = True
                 self._queue.append(answer)
+        rest_s = min((len(self._queue) + len(self._resting)) * REST_S_PER_STREAM, MAX_REST_S)
+        self._rest_s = rest_s if rest_s >= MIN_REST_S else 0.0
         self._have_turn()
 
     def ask(self, answer: Answer) -> None:
         """Its reader has taken a message, and there is more for it: its turn comes after all who wait already."""
-        if not answer.is_queued:
+        if not answer.is_queued and (not answer.is_resting or answer.is_urgent):
             answer.is_queued = True
             self._queue.append(answer)
         self._have_turn()
@@ -82,37 +92,74 @@ class Delivery:
         """What the next message says, which leaves now. Raises the error that has ended the answer."""
         reader = answer.reader
         unread_bytes, noted_at = reader.unread_bytes, answer.taken_at
+        if answer.first_token_at is None:
+            answer.first_token_at = noted_at
         delta = answer.next_delta()
         self.unread_bytes += reader.unread_bytes - unread_bytes
         if not answer.has_news:
             answer.taken_at = None
         if not reader.is_whole:
+            now = time.perf_counter()
             self.num_messages += 1
             self.num_tokens += len(delta.token_ids)
             if noted_at is not None:
-                self.result_to_write_s.add(time.perf_counter() - noted_at)
+                self.result_to_write_s.add(now - noted_at)
+            if self._rest_s and delta.finish is None and not answer.is_resting:
+                answer.is_resting, answer.rests_until = True, now + self._rest_s
+                self._resting.append(answer)
+                self._have_turn()
         return delta
 
-    def _have_turn(self) -> None:
-        if self._queue and not self._has_turn:
+    def _have_turn(self, turns_before: int = 0) -> None:
+        if self._has_turn:
+            return
+        if self._queue:
             self._has_turn = True
-            asyncio.get_running_loop().call_soon(self._turn)
+            self._let_pass(turns_before)
+        elif self._resting and self._timer is None:
+            rest_s = self._resting[0].rests_until - time.perf_counter()
+            self._timer = asyncio.get_running_loop().call_later(max(rest_s, TIMER_S), self._on_rested)
+
+    def _let_pass(self, num_turns: int) -> None:
+        """Have a turn after so many that are for others."""
+        loop = asyncio.get_running_loop()
+        if num_turns:
+            loop.call_soon(self._let_pass, num_turns - 1)
+        else:
+            loop.call_soon(self._turn)
+
+    def _on_rested(self) -> None:
+        self._timer = None
+        self._end_rests(time.perf_counter())
+        self._have_turn()
+
+    def _end_rests(self, now: float) -> None:
+        resting = self._resting
+        while resting and resting[0].rests_until <= now:
+            answer = resting.popleft()
+            answer.is_resting = False
+            if answer.has_more and not answer.is_queued:
+                answer.is_queued = True
+                self._queue.append(answer)
 
     def _turn(self) -> None:
         """For the next messages, and for what cannot wait for its reader before them."""
         self._has_turn = False
-        num_messages, end = 0, time.perf_counter() + SLICE_S
+        now = time.perf_counter()
+        self._end_rests(now)
+        num_messages, end = 0, now + SLICE_S
         while self._queue and num_messages < MESSAGES_IN_A_TURN and time.perf_counter() < end:
             answer = self._queue.popleft()
             answer.is_queued = False
             reader = answer.reader
-            is_ready = reader.is_waiting and not reader.is_whole
-            if is_ready or answer.cannot_wait(UNTAKEN_TOKENS):
-                self._serve(answer)
-                num_messages += is_ready
-        self._have_turn()
+            may_leave = reader.is_waiting and not reader.is_whole and (not answer.is_resting or answer.has_ended)
+            if may_leave or answer.cannot_wait(UNTAKEN_TOKENS):
+                self._serve(answer, may_leave)
+                num_messages += may_leave
+        self._have_turn(TURNS_BETWEEN)
 
-    def _serve(self, answer: Answer) -> None:
+    def _serve(self, answer: Answer, may_leave: bool) -> None:
+        """Make text of what is new. Its reader gets it now if it `may_leave`, or if it is the end."""
         reader = answer.reader
         unread_bytes = reader.unread_bytes
         if answer.taken_at is None:
@@ -121,7 +168,7 @@ class Delivery:
         if not answer.is_over:
             self._take(answer)
             self.unread_bytes += reader.unread_bytes - unread_bytes
-        if answer.has_news:
+        if answer.has_news and (may_leave or answer.is_over):
             reader.wake()
         if reader.unread_bytes > self._max_unread_bytes and not reader.is_waiting:
             found = f"max_unread_bytes is {self._max_unread_bytes}"

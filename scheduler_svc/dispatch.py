@@ -40,10 +40,18 @@ class Dispatch:
 
     def scatter(self, scheduler: Scheduler, model: ServedModel, *, suspects: bool) -> None:
         """Who waits with an executor that is lost waits elsewhere; those that must be computed alone only if so told:
-        what took down one executor must not go on to the next."""
+        what took down one executor must not go on to the next. Those whose tokens are on the way stay for now."""
         for sequence in list(scheduler.state.queue):
-            if suspects or not sequence.alone:
+            if (suspects or not sequence.alone) and not sequence.num_owed:
                 self._move(sequence, self._choice(sequence, model))
+
+    def vacate(self, scheduler: Scheduler, model: ServedModel) -> None:
+        """What runs with an executor that is about to stop waits, as far as another can go on with it. `scatter` moves
+        it as its last tokens come."""
+        for sequence in scheduler.running():
+            if self._choice(sequence, model) is not model.waiting:
+                scheduler.preempt(sequence)
+                self.wake(sequence)
 
     def place_waiting(self, model: ServedModel) -> list[Sequence]:
         """Who waits for an executor of the model gets one. Returns those for whom those there are are too small."""

@@ -2,6 +2,8 @@
 
 import asyncio
 import time
+from collections import deque
+from dataclasses import dataclass
 from typing import Protocol
 
 import structlog
@@ -9,17 +11,20 @@ import zmq
 
 from paged.v1 import executor_pb2 as pb
 from scheduler_svc.core.audit import AuditFailure, audit_idle
-from scheduler_svc.core.plan import Lease
-from scheduler_svc.core.results import Applied
+from scheduler_svc.core.beams import MissingCandidates
+from scheduler_svc.core.plan import Lease, Plan
+from scheduler_svc.core.results import Applied, ResultMismatch
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence
-from scheduler_svc.link.codec import decode_lease_change, decode_result
+from scheduler_svc.link.codec import MalformedMessage, decode_lease_change, decode_result
 from scheduler_svc.link.session import ExecutorSession, LinkOptions, SessionLost
+from scheduler_svc.step_counts import StepCounts
 
 MIN_PAUSE_S = 0.05  # between a loss and the next attempt; doubled with each loss without a token between
 MAX_PAUSE_S = 5.0
 FIRST_REMINDER_S = 2.0
 REMINDER_S = 30.0
+LEFT = "nothing is left for it to do"
 
 log = structlog.get_logger()
 
@@ -37,6 +42,9 @@ class Listener(Protocol):
         """Plans go on from now; `hopeless` have ended because they can never fit the lease. Raises SessionLost if the
         executor cannot be worked with."""
 
+    def on_plan(self) -> None:
+        """A plan is about to be made."""
+
     def on_tokens(self, applied: Applied) -> None:
         """A result was taken in, and the next plan is made right after this."""
 
@@ -48,15 +56,34 @@ class Listener(Protocol):
         exclusive plan, as far as is known."""
 
 
+@dataclass(frozen=True, slots=True)
+class LossLimit:
+    """After `most` losses of an executor within `window_s` it is left alone until there were fewer."""
+
+    most: int
+    window_s: float
+
+
+DEFAULT_LOSS_LIMIT = LossLimit(20, 60.0)
+
+
 class Driver:
     """Owns the session. `run` until cancelled; `wake` after each submit or cancel. `scheduler` is the core's side of
     it."""
 
-    def __init__(self, scheduler: Scheduler, options: LinkOptions, idle_plan_s: float, listener: Listener) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        options: LinkOptions,
+        idle_plan_s: float,
+        listener: Listener,
+        loss_limit: LossLimit = DEFAULT_LOSS_LIMIT,
+    ) -> None:
         self.scheduler = scheduler
         self.endpoint = options.endpoint
         self.is_found = True  # whether its address is still one of an executor
         self.attached: pb.Attached | None = None  # what the executor has said last, kept when it is lost
+        self.lease: Lease | None = None  # of the last session, at its begin; kept, too
         self._options = options
         self._idle_plan_s = idle_plan_s
         self._listener = listener
@@ -65,13 +92,37 @@ class Driver:
         self._was_busy = False
         self._moved_on = False  # whether any sequence got a token in this session
         self._last_failure = ""
+        self._loss_limit = loss_limit
+        self._last_losses: deque[float] = deque(maxlen=loss_limit.most)  # when they were
         self.num_losses = 0
+        self.fastest_step_us: int | None = None  # of those that gave a token
         self.num_steps = self.step_us = self.wait_us = 0  # as results tell of them
+        self.counts = StepCounts()
+        self.num_sessions = 0
         self.lost_at: float | None = time.monotonic()  # None while a session is going on
 
     @property
     def is_attached(self) -> bool:
         return self._session is not None
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether its executor has been told to stop, and goes on only for what it computes already."""
+        return self._session is not None and self._session.is_leaving
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether its executor has given no result for suspiciously long."""
+        return self._session is not None and self._session.is_stalled
+
+    def leave(self) -> bool:
+        """End the session with an executor that is leaving, unless it computes something still. Returns whether."""
+        session, state = self._session, self.scheduler.state
+        if session is None or state.num_running or state.in_flight or len(state.queue):
+            return False
+        session.say_goodbye()
+        session.end(LEFT)
+        return True
 
     @property
     def lost_s(self) -> float:
@@ -84,7 +135,16 @@ class Driver:
             reason = await self._one_session(context)
             pause_s = MIN_PAUSE_S if self._moved_on else min(2 * pause_s, MAX_PAUSE_S)
             self._moved_on = False
-            await asyncio.sleep(MAX_PAUSE_S if reason.refused else pause_s)
+            await asyncio.sleep(max(MAX_PAUSE_S if reason.refused else pause_s, self._barred_s()))
+
+    def _barred_s(self) -> float:
+        """For how long another session must not begin: an executor that is lost again and again is nobody's help."""
+        limit, losses = self._loss_limit, self._last_losses
+        left_s = losses[0] + limit.window_s - time.monotonic() if len(losses) == limit.most else 0.0
+        if left_s <= 0:
+            return 0.0
+        log.error("executor_barred", endpoint=self.endpoint, losses=limit.most, seconds=round(left_s, 1))
+        return left_s
 
     def wake(self) -> None:
         """Plan soon, if there is room. Any number of calls in one turn of the event loop cost one."""
@@ -124,7 +184,9 @@ class Driver:
     async def _serve(self, session: ExecutorSession, attached: pb.Attached, lease: Lease) -> SessionLost:
         session.on_result = self._on_result
         hopeless = self.scheduler.attach(lease)
-        self._session, self.lost_at, self.attached, self._last_failure = session, None, attached, ""
+        self._session, self.lost_at, self._last_failure = session, None, ""
+        self.attached, self.lease = attached, lease
+        self.num_sessions += 1
         session.follow_lease(self._on_lease_change)
         log.info("attached", executor=attached.executor_id, epoch=attached.epoch, blocks=len(lease.block_ids))
         self.wake()
@@ -141,17 +203,23 @@ class Driver:
             beat.cancel()
             session.close()
             self._session = None
-        self._end_session(reason, session.is_computed_alone)
+        self._end_session(session, reason)
         return reason
 
-    def _end_session(self, reason: SessionLost, alone: bool) -> None:
+    def _end_session(self, session: ExecutorSession, reason: SessionLost) -> None:
         """Whatever has ended the session: all that ran waits again. Nothing else handles a loss."""
         self.lost_at = time.monotonic()
-        self.num_losses += 1
         ran = self.scheduler.detach()
+        self.counts.note_loss(len(ran))
         waiting = self.scheduler.state.num_waiting
+        if session.is_leaving:
+            log.info("executor_left", endpoint=self.endpoint, reason=str(reason), running=len(ran), waiting=waiting)
+            self._listener.on_lost(self, [], alone=False)  # it was told to stop, by nothing that ran
+            return
+        self.num_losses += 1
+        self._last_losses.append(self.lost_at)
         log.warning("executor_lost", endpoint=self.endpoint, reason=str(reason), running=len(ran), waiting=waiting)
-        self._listener.on_lost(self, ran, alone=alone)
+        self._listener.on_lost(self, ran, alone=session.is_computed_alone)
 
     async def _remind(self) -> None:
         """Say now and then what is waited for: nobody may be there, or another scheduler may hold the lease."""
@@ -185,9 +253,11 @@ class Driver:
 
     def _plan(self, session: ExecutorSession, *, even_if_empty: bool = False) -> bool:
         try:
+            self._listener.on_plan()
             plan = self.scheduler.plan(even_if_empty=even_if_empty)
             if plan is not None:
-                session.send(plan)
+                self.counts.note_plan(plan, session.send(plan))
+                self._note_started(plan)
         except Exception as error:  # a fault of ours must not leave the callers hanging
             log.exception("plan_failed")
             session.end(f"plan failed: {type(error).__name__}")
@@ -197,6 +267,15 @@ class Driver:
             return False
         self._was_busy |= len(plan.rows) > 0
         return True
+
+    def _note_started(self, plan: Plan) -> None:
+        """Requests that have waited until now."""
+        now = time.perf_counter() if plan.started else 0.0
+        for started in plan.started:
+            sequence = self.scheduler.state.sequence_in(started.row)
+            handle = sequence if sequence.group is None else sequence.group.handle
+            if handle.owner is not None and handle.owner.admitted_at is None:
+                handle.owner.admitted_at = now
 
     def _on_result(self, message: pb.StepResult) -> None:
         session = self._session
@@ -210,15 +289,21 @@ class Driver:
             scored = [(s.count, s.sequence.sampling.prompt_logprobs or 0) for s in record.scored]
             applied = self.scheduler.apply(decode_result(message, wanted, scored))
             self._listener.on_tokens(applied)
+        except (MalformedMessage, MissingCandidates, ResultMismatch) as error:
+            session.end(f"a result that cannot be: {error}")
+            return
         except Exception as error:  # as in _plan
             log.exception("result_failed", step=message.step)
             session.end(f"result failed: {type(error).__name__}")
             return
         self.num_steps += 1
         self.step_us += message.step_us
+        if message.sampled_ids and (self.fastest_step_us is None or message.step_us < self.fastest_step_us):
+            self.fastest_step_us = message.step_us
         self.wait_us += message.wait_us
         self._moved_on |= bool(applied.updated)
         self._pump()
+        self.counts.note_result(applied, session.last_message_bytes, time.perf_counter())
         self._listener.on_applied(applied)
 
     def _on_lease_change(self, message: pb.LeaseChange) -> None:
@@ -227,7 +312,12 @@ class Driver:
         if session is None:
             return
         try:
-            self.scheduler.change_lease(decode_lease_change(message))
+            change = decode_lease_change(message)
+            self.scheduler.change_lease(change)
+            self.counts.granted_blocks += len(change.granted_blocks)
+        except (MalformedMessage, ValueError) as error:
+            session.end(f"a change of the lease that cannot be: {error}")
+            return
         except Exception as error:  # as in _plan
             log.exception("lease_change_failed")
             session.end(f"change of the lease failed: {type(error).__name__}")

@@ -5,6 +5,7 @@ waiting first, in slices that leave the event loop free for the next result.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncGenerator
 
@@ -12,13 +13,18 @@ import structlog
 
 from paged.v1 import control_pb2
 from scheduler_svc.answer import Answer, Outcome
+from scheduler_svc.backlog import Backlog, BacklogLimits
+from scheduler_svc.block_watch import BlockChanges, watch_blocks
+from scheduler_svc.core.bounds import capacity_of, model_len, reach
 from scheduler_svc.core.cache_events import Told
 from scheduler_svc.core.prefix import prefix_hashes
 from scheduler_svc.core.results import Applied
 from scheduler_svc.core.sequence import Sequence, State
 from scheduler_svc.delivery import Delivery
 from scheduler_svc.discovery import Discovery
+from scheduler_svc.drain_rate import DrainRate
 from scheduler_svc.errors import (
+    DeadlineExceeded,
     DuplicateRequest,
     FieldViolation,
     InvalidRequest,
@@ -28,18 +34,23 @@ from scheduler_svc.errors import (
     RequestFailed,
     Unavailable,
 )
+from scheduler_svc.expiries import Expiries
+from scheduler_svc.feasibility import check_in_time
 from scheduler_svc.fleet import Fleet
 from scheduler_svc.grammar_masks import GrammarMasks
 from scheduler_svc.loads import load_of
 from scheduler_svc.opening import open_request
+from scheduler_svc.request_times import RequestTimes
+from scheduler_svc.request_trace import tell_trace
 from scheduler_svc.requests import Delta, GenerationRequest
 from scheduler_svc.samples import Samples
 from scheduler_svc.served_model import ServedModel
-from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.settings import SchedulerSettings, tenants_of
 from scheduler_svc.suspects import Suspects
+from scheduler_svc.wait_limit import WaitLimit
+from scheduler_svc.watch import Watch
 
 LONG_PROMPT_TOKENS = 4096  # hashed in a worker thread
-RETRY_AFTER_S = 1.0
 
 log = structlog.get_logger()
 
@@ -50,7 +61,8 @@ class Engine:
     def __init__(self, settings: SchedulerSettings, discovery: Discovery | None = None) -> None:
         self._settings = settings
         self._requests: dict[str, Samples] = {}
-        self._delivery = Delivery(
+        self.times: dict[str, RequestTimes] = {}  # of each model that has been served
+        self.delivery = Delivery(
             max_unread_bytes=settings.max_unread_bytes,
             max_total_unread_bytes=settings.max_total_unread_bytes,
             take=self._take,
@@ -59,8 +71,17 @@ class Engine:
         self._counts: dict[Outcome, int] = {"finished": 0, "cancelled": 0, "failed": 0}
         self._suspects = Suspects(settings.max_losses)
         self._is_stopping = False
-        self.fleet = Fleet(settings, discovery or Discovery(settings.executor_endpoints), requests=self)
-        self._masks = GrammarMasks(settings.max_grammar_s, fail=self.fail, wake=self.fleet.dispatch.wake)
+        self.tenants = tenants_of(settings)
+        self.fleet = Fleet(settings, discovery or Discovery(settings.executor_endpoints), self, self.tenants)
+        self._drain_rate = DrainRate()
+        limits = BacklogLimits(settings.max_waiting_requests, settings.max_waiting_tokens)
+        self._backlog = Backlog(limits, self.tenants, self.fleet.accounts, self._drain_rate, self._num_queued)
+        self._expiries = Expiries()
+        self._wait_limit = WaitLimit(settings.max_wait_s)
+        new_wait_s, wait_s = settings.new_request_wait_s, settings.executor_wait_s
+        self._new_request_wait_s = wait_s if new_wait_s is None else min(new_wait_s, wait_s)
+        self.watch = Watch(self.fleet, self._requests, self.load, settings.max_watchers)
+        self._masks = GrammarMasks(settings.max_grammar_s, fail=self.fail, on_late=self._on_late_mask)
 
     # --- life ---
 
@@ -88,7 +109,9 @@ class Engine:
 
     @property
     def ready(self) -> bool:
-        return not self._is_stopping and any(model.executors for model in self.fleet.models)
+        """An executor is attached and its steps complete, and requests are taken."""
+        executors = (executor for model in self.fleet.models for executor in model.executors)
+        return not self._is_stopping and not all(executor.is_stalled for executor in executors)
 
     # --- models ---
 
@@ -106,20 +129,31 @@ class Engine:
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
         """The answers as they come; closing or cancelling the generator frees everything.
 
-        Raises DuplicateRequest, QueueFull, ModelNotFound, InvalidRequest, Unavailable; later RequestAborted,
-        RequestFailed.
+        Raises DuplicateRequest, QueueFull, DeadlineTooShort, ModelNotFound, InvalidRequest, Unavailable; later
+        RequestAborted, RequestFailed, DeadlineExceeded.
         """
         model = self.model(request.model)
-        echo = await model.detokenize(request.prompt_ids, True) if request.echo else None
-        samples = self._open(request, model, echo)
+        self._check_acceptable(request, model)
+        place = self._backlog.enter(request)
         try:
-            if request.grammar is not None:
-                await self._masks.begin(request.grammar, samples.answers, model.grammars)
-            await self._submit(samples.first, model)
-            while not samples.are_finished:
-                yield await samples.next_delta()
+            echo = await model.detokenize(request.prompt_ids, True) if request.echo else None
+            samples = self._open(request, model, echo)
+            try:
+                if request.grammar is not None:
+                    await self._masks.begin(request.grammar, samples.answers, model.grammars)
+                await self._submit(samples.first, model, request)
+                self._backlog.note_queued(place)
+                while not samples.are_finished:
+                    yield await samples.next_delta()
+            finally:
+                self._forget(request, samples)
         finally:
-            self._forget(request.request_id, samples)
+            self._backlog.leave(place)
+
+    def check_room(self, tenant: str) -> None:
+        """Raises QueueFull or Unavailable where a request of the tenant would be refused whatever it is."""
+        self._check_running()
+        self._backlog.check(tenant)
 
     def fail_request(self, request_id: str, error: PagedError) -> None:
         """End a request with this error, if it is live."""
@@ -141,21 +175,32 @@ class Engine:
         """What each executor has cached, and each change. Raises TooManyWatchers."""
         return self.fleet.cache_watch.watch()
 
+    def watch_cached_blocks(self) -> AsyncGenerator[BlockChanges, None]:
+        """The blocks that are cached anywhere, with what they hold, and each change. Raises TooManyWatchers."""
+        return watch_blocks(self.fleet.cache_watch)
+
+    @property
+    def num_unknown_blocks(self) -> int:
+        """Those that were cached before anybody watched them."""
+        return self.fleet.cache_watch.num_unknown
+
     def load(self) -> control_pb2.GetLoadResponse:
-        return load_of(self.fleet, self._counts, self._delivery)
+        return load_of(self.fleet, self._counts, self.delivery)
 
     def _open(self, request: GenerationRequest, model: ServedModel, echo: str | None) -> Samples:
         self._check_acceptable(request, model)
         if max(request.prompt_ids) >= model.facts.vocab_size:
             raise Unavailable("the model has changed since the prompt was tokenized; try again")
-        samples = open_request(request, model.text.tokenizer, model.facts.eos_token_ids, echo, self._delivery)
+        samples = open_request(request, model.text.tokenizer, model.facts.eos_token_ids, echo, self.delivery)
         samples.model = model.name
         for answer in samples.answers:
             answer.sequence.scheduler = model.waiting  # until it is placed
         self._requests[request.request_id] = samples
+        if request.expires_at < math.inf:
+            self._expiries.add(request.request_id, request.expires_at)
         return samples
 
-    async def _submit(self, sequence: Sequence, model: ServedModel) -> None:
+    async def _submit(self, sequence: Sequence, model: ServedModel, request: GenerationRequest) -> None:
         """Into the queue of an executor; a long prompt is hashed first, in a worker thread."""
         schedulers = model.schedulers
         if schedulers and not sequence.bypass_cache and len(sequence.token_ids) > LONG_PROMPT_TOKENS:
@@ -170,49 +215,85 @@ class Engine:
             return
         if model.executors:
             self._check_fits(sequence, model)
+        now = asyncio.get_running_loop().time()
+        if request.expires_at < math.inf:
+            check_in_time(request, sequence, model.executors, self._drain_rate, request.expires_at - now)
+        if excess := self._wait_limit.excess(sequence, model):
+            raise self._queue_full(excess)
+        self._wait_limit.begin(request.request_id, now)
         self.fleet.dispatch.submit(sequence, model)
 
     def _check_acceptable(self, request: GenerationRequest, model: ServedModel) -> None:
-        if self._is_stopping:
-            raise Unavailable("the scheduler is shutting down")
-        if model.without_executor_s > self._settings.executor_wait_s:
-            raise Unavailable(f"no executor has been attached for {self._settings.executor_wait_s:g} s")
+        self._check_running()
+        without_s = model.without_executor_s
+        if without_s > self._new_request_wait_s:
+            raise Unavailable(f"no executor has been attached for {without_s:.1f} s")
         if request.request_id in self._requests:
             raise DuplicateRequest(f"request_id: {request.request_id!r} is in use by a live request")
-        num_waiting = sum(scheduler.state.num_waiting for scheduler in self.fleet.schedulers)
-        if num_waiting >= self._settings.max_waiting_requests:
-            raise QueueFull(f"{num_waiting} sequences wait, max_waiting_requests is reached", RETRY_AFTER_S)
+
+    def _check_running(self) -> None:
+        if self._is_stopping:
+            raise Unavailable("the scheduler is shutting down")
+
+    def _num_queued(self) -> int:
+        return sum(scheduler.state.num_waiting for scheduler in self.fleet.schedulers)
 
     def _check_fits(self, sequence: Sequence, model: ServedModel) -> None:
-        """Raises InvalidRequest for what the memory of the model's largest executor, or its length, can never hold."""
-        largest = max(model.schedulers, key=lambda scheduler: scheduler.state.capacity_of(sequence))
-        state = largest.state
-        if sequence.group is not None and (width := sequence.group.parameters.width) > state.num_rows:
-            found = f"is {width}; the executor computes {state.num_rows} sequences at once at most"
+        """Raises InvalidRequest for what the model's length, or the memory of its largest executor, can never hold. One
+        that is lost counts, as long as it may come back: the request can wait for it."""
+        longest = self._settings.max_model_len
+        drivers = (*model.executors, *self.fleet.models.expected(model))
+        leases = [driver.lease for driver in drivers if driver.lease is not None]
+        largest = max(leases, key=lambda lease: capacity_of(sequence, lease))
+        if sequence.group is not None and (width := sequence.group.parameters.width) > largest.most.rows:
+            found = f"is {width}; the executor computes {largest.most.rows} sequences at once at most"
             raise InvalidRequest(FieldViolation("beam.width", found))
-        most = min(state.max_model_len, state.capacity_of(sequence)) - sequence.num_prompt
+        most = min(model_len(largest, longest), capacity_of(sequence, largest)) - sequence.num_prompt
         limit = (
             f"the model's length and the executor's memory leave {max(most, 0)}; ask for less, or give it more blocks"
         )
         if most < 1:
             raise InvalidRequest(FieldViolation("prompt", f"has {sequence.num_prompt} tokens; for an answer {limit}"))
-        if not any(scheduler.reach(sequence) for scheduler in model.schedulers):
+        if not any(reach(sequence, lease, longest) for lease in leases):
             raise InvalidRequest(FieldViolation("stop.max_tokens", f"is {sequence.max_tokens}; {limit}"))
         if sequence.sampling.min_tokens > most:
             raise InvalidRequest(FieldViolation("stop.min_tokens", f"is {sequence.sampling.min_tokens}; {limit}"))
+
+    def _end_waits(self, now: float) -> None:
+        """Of those who have waited for as long as they may, and are not in. For an executor that is lost they wait as
+        long as everybody does."""
+        for request_id in list(self._wait_limit.over(now)):
+            samples = self._requests[request_id]
+            if samples.is_admitted:
+                continue
+            if any(model.executors for model in self.fleet.models if model.name == samples.model):
+                samples.is_refused = True
+                self._fail(samples, self._queue_full("it has waited for max_wait_s"))
+            else:
+                self._wait_limit.begin(request_id, now)
+
+    def _queue_full(self, found: str) -> QueueFull:
+        return QueueFull(found, self._drain_rate.retry_after_s(self._num_queued()))
 
     def _fail(self, samples: Samples, error: PagedError) -> None:
         self._end(samples)
         samples.fail(error)
 
-    def _forget(self, request_id: str, samples: Samples) -> None:
+    def _forget(self, request: GenerationRequest, samples: Samples) -> None:
         """The client has its last message, or has gone."""
-        del self._requests[request_id]
-        self._delivery.close(samples.reader)
-        if samples.first.state is not State.NEW:  # else it was refused
+        del self._requests[request.request_id]
+        self._expiries.remove(request.request_id)
+        self._wait_limit.end(request.request_id)
+        self.delivery.close(samples.reader)
+        if samples.first.state is not State.NEW and not samples.is_refused:
             self._counts[samples.outcome] += 1
+            self.times.setdefault(samples.model, RequestTimes()).note_end(samples)
+        if request.trace is not None:
+            tell_trace(request.trace, samples)
         self._end(samples)
         samples.fail(RequestAborted("closed"))
+        for answer in samples.answers:
+            answer.sequence.owner = None  # no cycle is left, so all of it is freed at once
 
     def _end(self, samples: Samples) -> None:
         """Nothing of the request is left in the core."""
@@ -221,6 +302,20 @@ class Engine:
             self.fleet.dispatch.cancel(answer.sequence)
 
     # --- what the fleet tells ---
+
+    def on_tick(self) -> None:
+        now, held_up = asyncio.get_running_loop().time(), bool(self.fleet.attached) and self._num_queued() > 0
+        self._drain_rate.note(now, self.fleet.accounts.num_gone, held_up=held_up)
+        for model in self.fleet.models:
+            model.note_admissions(now)
+        self._end_waits(now)
+
+    def on_plan(self) -> None:
+        now = asyncio.get_running_loop().time()
+        self._end_waits(now)
+        if now >= self._expiries.next_at:
+            for request_id in self._expiries.due(now):
+                self.fail_request(request_id, DeadlineExceeded("the time that the request had is over"))
 
     def fail(self, sequence: Sequence, error: PagedError) -> None:
         self._fail(self._requests[sequence.request_id], error)
@@ -232,10 +327,15 @@ class Engine:
     def on_tokens(self, applied: Applied) -> None:
         self._masks.on_tokens(applied.updated)
 
+    def _on_late_mask(self, sequence: Sequence) -> None:
+        self.fleet.dispatch.wake(sequence)
+        if sequence.state is State.ENDED:  # its last token was told of already, and no result will tell of this
+            self.delivery.note([sequence])
+
     def on_applied(self, applied: Applied) -> None:
         self._suspects.note_tokens(applied.updated)
-        self._delivery.note(applied.updated)
-        self._delivery.note(applied.ended)
+        self.delivery.note(applied.updated)
+        self.delivery.note(applied.ended)
 
     def on_lost(self, ran: list[Sequence], *, alone: bool) -> None:
         for answer in self._suspects.note_loss(ran, alone=alone):

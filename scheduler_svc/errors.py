@@ -27,6 +27,18 @@ class ModelNotFound(PagedError):
     """No model of that name is served (NOT_FOUND)."""
 
 
+class NotThere(PagedError):
+    """No request or executor of that name is known (NOT_FOUND)."""
+
+
+class Unauthenticated(PagedError):
+    """Nobody knows who makes the call (UNAUTHENTICATED)."""
+
+
+class PermissionDenied(PagedError):
+    """Whoever makes the call may not (PERMISSION_DENIED)."""
+
+
 class DuplicateRequest(PagedError):
     """A live request has that id already (ALREADY_EXISTS)."""
 
@@ -40,11 +52,15 @@ class QueueFull(PagedError):
 
 
 class TooManyWatchers(PagedError):
-    """Too many watch the prefix cache already (RESOURCE_EXHAUSTED)."""
+    """Too many watch already (RESOURCE_EXHAUSTED)."""
 
 
 class ReaderTooSlow(PagedError):
     """Too much of an answer waits for its reader (RESOURCE_EXHAUSTED)."""
+
+
+class Unsupported(PagedError):
+    """A method of another engine's API that there is nothing here for (UNIMPLEMENTED)."""
 
 
 class Unavailable(PagedError):
@@ -53,6 +69,10 @@ class Unavailable(PagedError):
 
 class DeadlineExceeded(PagedError):
     """The request's time is over: its own deadline, or the server's limit (DEADLINE_EXCEEDED)."""
+
+
+class DeadlineTooShort(DeadlineExceeded):
+    """The request's deadline could not be met, and it was not begun (DEADLINE_EXCEEDED)."""
 
 
 class RequestAborted(PagedError):

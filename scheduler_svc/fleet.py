@@ -7,6 +7,7 @@ from typing import Protocol
 import structlog
 import zmq
 
+from paged.addresses import is_local_endpoint
 from paged.v1 import executor_pb2 as pb
 from scheduler_svc.cache_watch import CacheWatch
 from scheduler_svc.core.accounts import Accounts
@@ -16,10 +17,12 @@ from scheduler_svc.core.results import Applied
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.state import Counters
+from scheduler_svc.core.tenants import Tenants
 from scheduler_svc.discovery import Discovery
 from scheduler_svc.dispatch import Dispatch
-from scheduler_svc.driver import Driver
+from scheduler_svc.driver import Driver, LossLimit
 from scheduler_svc.errors import PagedError, Unavailable
+from scheduler_svc.link.curve import read_curve_keys
 from scheduler_svc.link.session import ExecutorSession, LinkOptions, SessionLost
 from scheduler_svc.models import Models
 from scheduler_svc.served_model import ServedModel
@@ -33,6 +36,12 @@ log = structlog.get_logger()
 
 class Requests(Protocol):
     """What the fleet tells of the requests that it was given."""
+
+    def on_tick(self) -> None:
+        """Every TICK_S."""
+
+    def on_plan(self) -> None:
+        """A plan is about to be made."""
 
     def on_tokens(self, applied: Applied) -> None:
         """A result was taken in, and the next plan is made right after this."""
@@ -52,13 +61,16 @@ class Requests(Protocol):
 
 
 class Fleet:
-    """`run` until cancelled. Each executor has a driver and a scheduler of its own."""
+    """`run` until cancelled. Each executor has a driver and a scheduler of its own. Raises BadKeys."""
 
-    def __init__(self, settings: SchedulerSettings, discovery: Discovery, requests: Requests) -> None:
+    def __init__(self, settings: SchedulerSettings, discovery: Discovery, requests: Requests, tenants: Tenants) -> None:
         self._settings = settings
         self._discovery = discovery
         self._requests = requests
-        self._accounts = Accounts(settings.tenant_weights, settings.ageing_tokens)
+        self._keys = None
+        if settings.curve_key_file is not None and settings.curve_executor_key is not None:
+            self._keys = read_curve_keys(settings.curve_key_file, settings.curve_executor_key)
+        self.accounts = Accounts(tenants, settings.ageing_tokens)
         self._tasks: dict[Driver, asyncio.Task[None]] = {}
         self._driver_of: dict[Scheduler, Driver] = {}
         self._gone = Counters()  # of executors that were let go
@@ -109,14 +121,19 @@ class Fleet:
             await asyncio.sleep(self._settings.resolve_s)
 
     def _new_driver(self, endpoint: str) -> Driver:
+        if self._keys is None and not is_local_endpoint(endpoint):
+            log.warning("executor_link_unguarded", endpoint=endpoint, remedy="--curve-key-file, --curve-executor-key")
         scheduler = self._new_scheduler(self.cache_watch.add(endpoint))
         options = LinkOptions(
             endpoint=endpoint,
             scheduler_id=self._settings.scheduler_id,
             result_timeout_s=self._settings.result_timeout_s,
             max_bundle_bytes=MAX_BUNDLE_BYTES,
+            keys=self._keys,
         )
-        driver = self.drivers[endpoint] = Driver(scheduler, options, self._settings.idle_plan_s, listener=self)
+        limit = LossLimit(self._settings.max_executor_losses, self._settings.loss_window_s)
+        driver = Driver(scheduler, options, self._settings.idle_plan_s, listener=self, loss_limit=limit)
+        self.drivers[endpoint] = driver
         self._driver_of[scheduler] = driver
         return driver
 
@@ -125,7 +142,7 @@ class Fleet:
             prefix_caching=self._settings.prefix_caching,
             watermark=self._settings.watermark,
             longest=self._settings.max_model_len,
-            queue=AdmissionQueue(self._accounts),
+            queue=AdmissionQueue(self.accounts),
             cache_events=cache_events,
         )
 
@@ -144,11 +161,14 @@ class Fleet:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
+            self._requests.on_tick()
             for driver in list(self.drivers.values()):
                 if not driver.is_attached and not driver.is_found:
                     self._let_go(driver)
                 elif driver.lost_s > self._settings.executor_wait_s:
                     self._scatter(driver, suspects=True)
+                elif driver.is_leaving:
+                    self._see_off(driver)
             for model in self.models:
                 self._place_waiting(model)
                 self.dispatch.relieve(model)
@@ -158,6 +178,17 @@ class Fleet:
         model = self.models.of(driver)
         if model is not None and len(driver.scheduler.state.queue):
             self.dispatch.scatter(driver.scheduler, model, suspects=suspects)
+
+    def _see_off(self, driver: Driver) -> None:
+        """An executor that has been told to stop gets nothing new, and others take over what they can."""
+        model = self.models.of(driver)
+        if model is None:
+            return
+        model.end(driver)
+        driver.scheduler.close()
+        self.dispatch.vacate(driver.scheduler, model)
+        self._scatter(driver, suspects=True)
+        driver.leave()
 
     def _place_waiting(self, model: ServedModel) -> None:
         too_large = self.dispatch.place_waiting(model)
@@ -204,6 +235,9 @@ class Fleet:
         model.begin(driver)
         log.info("serving", model=model.name, architecture=model.facts.architecture, executors=len(model.executors))
         self._place_waiting(model)
+
+    def on_plan(self) -> None:
+        self._requests.on_plan()
 
     def on_tokens(self, applied: Applied) -> None:
         self._requests.on_tokens(applied)

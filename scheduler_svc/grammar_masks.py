@@ -18,17 +18,18 @@ SLICE_S = 0.002  # of the event loop for masks before the next plan is made; who
 
 
 class GrammarMasks:
-    """`fail` ends the request of a sequence with an error; `wake` is called of those whose masks come after a plan."""
+    """`fail` ends the request of a sequence with an error. `on_late` is called of those whose masks come after the plan
+    that followed their tokens; they may have ended instead, where their grammars allow no more."""
 
     def __init__(
         self,
         limit_s: float,
         *,
         fail: Callable[[Sequence, PagedError], None],
-        wake: Callable[[Sequence], None],
+        on_late: Callable[[Sequence], None],
     ) -> None:
         self._check = GrammarCheck(limit_s)
-        self._fail, self._wake = fail, wake
+        self._fail, self._on_late = fail, on_late
         self._turn = asyncio.Lock()
         self._waiting: deque[Sequence] = deque()  # for their masks
         self._has_any = False  # until the first grammar, nobody is looked at
@@ -66,8 +67,11 @@ class GrammarMasks:
     def on_tokens(self, updated: Iterable[Sequence]) -> None:
         """These have got tokens. Masks that cannot be made in a slice of time are made after the next plan."""
         if self._has_any:
+            late = {id(sequence) for sequence in self._waiting}  # of results before this one
             self._waiting.extend(sequence for sequence in updated if sequence.needs_mask)
-            self._give()
+            for sequence in self._give():
+                if id(sequence) in late:
+                    self._on_late(sequence)
 
     def _give(self) -> list[Sequence]:
         """Returns those that have got their masks."""
@@ -84,7 +88,7 @@ class GrammarMasks:
 
     def _give_later(self) -> None:
         for sequence in self._give():
-            self._wake(sequence)
+            self._on_late(sequence)
 
     def _give_one(self, sequence: Sequence) -> None:
         answer: Answer = sequence.owner

@@ -1,6 +1,7 @@
 """Counts of values by size."""
 
 from bisect import bisect_left
+from collections.abc import Sequence
 
 
 class Histogram:
@@ -8,14 +9,20 @@ class Histogram:
 
     __slots__ = ("bounds", "counts", "sum")
 
-    def __init__(self, least: float, most: float, factor: float) -> None:
-        """Bounds from `least` up, each `factor` times the one before, until `most` is passed."""
-        self.bounds = [least]
-        while self.bounds[-1] < most:
-            self.bounds.append(self.bounds[-1] * factor)
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = list(bounds)
         self.counts = [0] * (len(self.bounds) + 1)
         self.sum = 0.0
 
-    def add(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.sum += value
+    @classmethod
+    def geometric(cls, least: float, most: float, factor: float) -> "Histogram":
+        """Bounds from `least` up, each `factor` times the one before, until `most` is passed."""
+        bounds = [least]
+        while bounds[-1] < most:
+            bounds.append(bounds[-1] * factor)
+        return cls(bounds)
+
+    def add(self, value: float, count: int = 1) -> None:
+        """So many values of this size."""
+        self.counts[bisect_left(self.bounds, value)] += count
+        self.sum += value * count

@@ -80,15 +80,19 @@ class Models:
 
     def expects(self, model: ServedModel, besides: Driver | None = None) -> bool:
         """Whether an executor of the model that was lost may well come back."""
-        return any(
-            driver is not besides
-            and driver.is_found
+        return any(driver is not besides for driver in self.expected(model))
+
+    def expected(self, model: ServedModel) -> Iterator[Driver]:
+        """Those executors."""
+        return (
+            driver
+            for driver in self._drivers
+            if driver.is_found
             and not driver.is_attached
             and driver.lost_s <= self._settings.executor_wait_s
             and self._was(driver, model)
             and driver.attached is not None
             and not model.difference(driver.attached)
-            for driver in self._drivers
         )
 
     def forget(self, model: ServedModel) -> bool:

@@ -65,6 +65,7 @@ def _new_sequence(
         bypass_cache=request.bypass_cache,
         priority=request.priority,
         tenant=request.tenant,
+        traceparent=request.trace.traceparent if request.trace is not None and index == 0 else "",
     )
 
 

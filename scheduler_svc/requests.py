@@ -1,10 +1,12 @@
 """What the API hands to the engine, and what it gets back."""
 
+import math
 from dataclasses import dataclass, field
 
 from scheduler_svc.core.beam import EarlyStopping
 from scheduler_svc.core.sequence import Sampling, TokenLogprobs
 from scheduler_svc.text.grammars import Grammar
+from scheduler_svc.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,9 @@ class GenerationRequest:
     beam: "BeamOptions | None" = None
     best_of: int | None = None
     model: str = ""  # served name; empty means the only one
+    expires_at: float = math.inf  # of the event loop's clock, in seconds
     streams: bool = True  # else nothing of an answer is wanted before its end
+    trace: Trace | None = None  # where it is traced
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """All answers to one request: its samples, served as they have something to say."""
 
+import time
 from collections import deque
 
 from scheduler_svc.answer import Answer, Outcome
@@ -11,12 +12,14 @@ from scheduler_svc.requests import Delta
 
 class Samples:
     """`next_delta` waits for any of the answers, which have one reader. An error of one of them is the request's.
-    `model` is its served name."""
+    `model` is its served name. `is_refused`: there was no room for the request, after all."""
 
     model = ""
+    is_refused = False
 
     def __init__(self, answers: list[Answer], delivery: Delivery) -> None:
         self.answers = answers
+        self.opened_at = time.perf_counter()
         self.reader = answers[0].reader
         self._delivery = delivery
         self._unfinished = deque(answers)
@@ -25,6 +28,11 @@ class Samples:
     def first(self) -> Sequence:
         """The sample that computes the prompt for all."""
         return self.answers[0].sequence
+
+    @property
+    def is_admitted(self) -> bool:
+        """Whether it got in, once at least."""
+        return self.answers[0].admitted_at is not None
 
     @property
     def are_finished(self) -> bool:

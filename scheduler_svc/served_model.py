@@ -6,6 +6,7 @@ from pathlib import Path
 
 from paged.v1 import executor_pb2 as pb
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.drain_rate import AdmissionRate
 from scheduler_svc.driver import Driver
 from scheduler_svc.link.session import ExecutorSession
 from scheduler_svc.served_text import ServedText
@@ -21,6 +22,7 @@ class ServedModel:
         self.waiting = waiting
         self.executors: list[Driver] = []
         self.lost_at = time.monotonic()  # when the last of them was
+        self.admission_rate = AdmissionRate()
         self._text = ServedText(cache_dir)
         self._tokenizer_hash = attached.tokenizer_hash
         self._longest = longest
@@ -39,6 +41,13 @@ class ServedModel:
     def schedulers(self) -> list[Scheduler]:
         """Of the executors in use."""
         return [executor.scheduler for executor in self.executors]
+
+    def note_admissions(self, now: float) -> None:
+        """Regularly."""
+        states = [scheduler.state for scheduler in self.schedulers]
+        num_admitted = sum(state.counters.admitted for state in states)
+        some_wait = bool(states) and all(state.leaves_some_waiting for state in states)
+        self.admission_rate.note(now, num_admitted, some_wait=some_wait)
 
     @property
     def without_executor_s(self) -> float:
@@ -91,6 +100,13 @@ class ServedModel:
     @property
     def sampling_defaults(self) -> Mapping[str, float]:
         return self._text.tokenizer.sampling_defaults
+
+    @property
+    def model_type(self) -> str:
+        return self._text.tokenizer.model_type
+
+    async def tokenizer_bundle(self) -> bytes:
+        return await self._text.bundle()
 
     @property
     def grammars(self) -> Grammars:

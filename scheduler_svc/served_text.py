@@ -21,6 +21,7 @@ class ServedText:
         self._cache = TokenizerCache(cache_dir)
         self._tokenizer: Tokenizer | None = None
         self._hash = ""
+        self._bundle: bytes | None = None  # of the tokenizer in use, where the cache could not keep it
         self._loading = asyncio.Lock()
 
     @property
@@ -36,7 +37,7 @@ class ServedText:
     def forget(self, keep: str) -> None:
         """Unavailable until another one has been loaded, unless this is the hash of the one in use."""
         if self._hash != keep:
-            self._tokenizer, self._hash = None, ""
+            self._tokenizer, self._hash, self._bundle = None, "", None
 
     async def load(self, tokenizer_hash: str, session: ExecutorSession) -> None:
         """Make the tokenizer of that hash the one in use. Raises SessionLost if it cannot be had or used."""
@@ -47,9 +48,11 @@ class ServedText:
     async def _load(self, tokenizer_hash: str, session: ExecutorSession) -> None:
         try:
             data = await self._cached(tokenizer_hash)
+            is_kept = data is not None
             if data is None:
                 data = await session.fetch_tokenizer()
-                await self._keep(tokenizer_hash, data)
+                is_kept = await self._keep(tokenizer_hash, data)
+            self._bundle = None if is_kept else data
             self._tokenizer = await asyncio.to_thread(Tokenizer.from_bundle, data)
         except BadBundle as error:
             raise SessionLost(f"the executor's tokenizer cannot be used: {error}", refused=True) from error
@@ -62,11 +65,20 @@ class ServedText:
             log.warning("tokenizer_cache_unreadable", reason=str(error))
             return None
 
-    async def _keep(self, tokenizer_hash: str, data: bytes) -> None:
+    async def _keep(self, tokenizer_hash: str, data: bytes) -> bool:
         try:
             await asyncio.to_thread(self._cache.put, tokenizer_hash, data)
         except OSError as error:
             log.warning("tokenizer_cache_unwritable", reason=str(error))
+            return False
+        return True
+
+    async def bundle(self) -> bytes:
+        """What the tokenizer was loaded from. Raises Unavailable if others have pushed it out of the cache."""
+        data = self._bundle or (await self._cached(self._hash) if self._hash else None)
+        if data is None:
+            raise Unavailable("the tokenizer's files are not at hand; restart the scheduler to have them fetched anew")
+        return data
 
     async def tokenize(self, text: str, max_tokens: int | None) -> list[int]:
         """Raises InvalidRequest, before the work, where the text is certain to have `max_tokens` or more, if given."""

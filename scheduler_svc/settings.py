@@ -4,11 +4,15 @@ import re
 import sys
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict, SettingsError
+
+from scheduler_svc.core.tenants import TenantLimits, Tenants
+from scheduler_svc.exposure import unguarded
 
 ENV_PREFIX = "PAGED_SCHEDULER_"
 EXIT_BAD_SETTING = 2
@@ -71,6 +75,29 @@ class SchedulerSettings(BaseSettings):
         default="tcp://127.0.0.1:5555",
         description="ZeroMQ endpoints of executors, with commas between; of a host name, all its addresses are taken.",
     )
+    tls_certificate: Path | None = Field(
+        default=None, description="PEM file of the server's certificate, and those between it and its CA's."
+    )
+    tls_private_key: Path | None = Field(default=None, description="PEM file of the certificate's private key.")
+    tls_client_ca: Path | None = Field(
+        default=None, description="PEM file of the CA whose certificates clients must show; none is asked for if unset."
+    )
+    token_file: Path | None = Field(
+        default=None,
+        description="File of hashed bearer tokens, one of which each call must bring; see docs/security.md.",
+    )
+    reflection: bool = Field(default=True, description="Tell callers which services there are (gRPC reflection).")
+    curve_key_file: Path | None = Field(
+        default=None, description="File with this scheduler's own CURVE keys, secret and public, towards executors."
+    )
+    curve_executor_key: Path | None = Field(
+        default=None, description="File with the executors' public CURVE key, the same for all of them."
+    )
+    insecure: bool = Field(
+        default=False,
+        description="Listen beyond this machine without TLS or to callers that nobody knows, or drive executors there "
+        "without CURVE.",
+    )
     resolve_s: PositiveSeconds = Field(
         default=2.0, description="Seconds between look-ups of the host names in executor_endpoint."
     )
@@ -91,6 +118,29 @@ class SchedulerSettings(BaseSettings):
         le=1_000_000,
         description="Sequences (samples of requests) that may wait for admission; more are RESOURCE_EXHAUSTED.",
     )
+    max_wait_s: PositiveSeconds | None = Field(
+        default=None,
+        description="Seconds that a request may wait for admission; what is expected to wait longer is "
+        "RESOURCE_EXHAUSTED at once, and what has, then. Unset: any time.",
+    )
+    max_waiting_tokens: int = Field(
+        default=4_194_304,
+        ge=1,
+        le=10**12,
+        description="Tokens of requests that may wait for admission, some 40 bytes each; more are RESOURCE_EXHAUSTED.",
+    )
+    max_tenant_requests: int | None = Field(
+        default=None,
+        ge=1,
+        le=1_000_000,
+        description="Requests of one tenant at once, waiting or running; more are RESOURCE_EXHAUSTED.",
+    )
+    max_tenant_waiting_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        le=10**12,
+        description="Tokens of one tenant's requests that may wait for admission; more are RESOURCE_EXHAUSTED.",
+    )
     max_concurrent_calls: int = Field(
         default=8192, ge=1, le=1_000_000, description="gRPC calls of any kind at once; more are RESOURCE_EXHAUSTED."
     )
@@ -104,7 +154,7 @@ class SchedulerSettings(BaseSettings):
     )
     max_samples: int = Field(default=128, ge=1, le=4096, description="Most samples (n) that a request may ask for.")
     max_grammar_s: PositiveSeconds = Field(
-        default=2.0, description="Seconds that the compilation of a request's grammar may take; one at a time is tried."
+        default=2.0, description="Seconds of a CPU that compiling a request's grammar may take; one at a time is tried."
     )
     max_request_s: PositiveSeconds = Field(
         default=3600.0,
@@ -115,6 +165,12 @@ class SchedulerSettings(BaseSettings):
         ge=1024 * 1024,
         le=1024**3,
         description="Largest gRPC message taken or sent, in bytes.",
+    )
+    max_total_request_bytes: int = Field(
+        default=1024**3,
+        ge=1024 * 1024,
+        le=1024**4,
+        description="Bytes of the requests of all calls that are going on; more are RESOURCE_EXHAUSTED.",
     )
     max_unread_bytes: int = Field(
         default=4 * 1024 * 1024,
@@ -132,6 +188,14 @@ class SchedulerSettings(BaseSettings):
     executor_wait_s: PositiveSeconds = Field(
         default=30.0, description="Seconds that requests wait for a lost executor before they end with UNAVAILABLE."
     )
+    new_request_wait_s: float | None = Field(
+        default=None,
+        ge=0,
+        le=86_400,
+        allow_inf_nan=False,
+        description="Seconds without an executor after which new requests are UNAVAILABLE at once; 0: as soon as the "
+        "last one is lost. Unset: executor_wait_s, which is also the most.",
+    )
     result_timeout_s: PositiveSeconds = Field(
         default=10.0,
         description="Seconds without a result after which the executor counts as lost; slow models get longer.",
@@ -140,8 +204,18 @@ class SchedulerSettings(BaseSettings):
         default=1.0, description="Seconds between the empty plans that an idle scheduler sends as a sign of life."
     )
     max_losses: int = Field(
-        2, ge=1, le=1000, description="Losses of the executor over a request computed alone, after which it fails."
+        default=2,
+        ge=1,
+        le=1000,
+        description="Losses of the executor over a request computed alone, after which it fails.",
     )
+    max_executor_losses: int = Field(
+        default=20,
+        ge=1,
+        le=100_000,
+        description="Losses of an executor within loss_window_s, after which it is not attached until there are fewer.",
+    )
+    loss_window_s: PositiveSeconds = Field(default=60.0, description="Seconds in which these losses are counted.")
     watermark: float = Field(
         default=0.05, ge=0, le=0.5, description="Share of the blocks that stays free when a new request is admitted."
     )
@@ -160,6 +234,11 @@ class SchedulerSettings(BaseSettings):
         default=False,
         description="Take sampling parameters that a request leaves unset from the model's generation_config.json.",
     )
+    vllm_model: str = Field(
+        default="",
+        max_length=128,
+        description="Served name of the model that VllmEngine's calls are for; empty where there is only one.",
+    )
     prefix_caching: bool = Field(default=True, description="Reuse the K/V of prompts that begin alike.")
     max_cache_watchers: int = Field(
         default=16, ge=1, le=1024, description="Callers of WatchPrefixCache at once; more are RESOURCE_EXHAUSTED."
@@ -169,6 +248,35 @@ class SchedulerSettings(BaseSettings):
         ge=1,
         le=10**7,
         description="Events kept for a watcher of the prefix cache that is slow; after more it starts anew.",
+    )
+
+    metrics_address: Annotated[str, AfterValidator(_listen_address)] | None = Field(
+        default=None, description="Where Prometheus may read, over plain HTTP, as HOST:PORT; nowhere if unset."
+    )
+    metrics_vllm_names: bool = Field(
+        default=False, description="Tell metrics that mean the same under vLLM's names, too, for dashboards of vLLM."
+    )
+    traces_endpoint: str | None = Field(
+        default=None,
+        pattern=r"^https?://[^\s/]+/\S*$",
+        description="URL of the OTLP/HTTP receiver that gets spans of requests, such as http://HOST:4318/v1/traces; "
+        "none are made if unset. Needs the extra tracing.",
+    )
+    traces_share: float = Field(
+        default=1.0,
+        ge=0,
+        le=1,
+        description="Share of the requests that are traced whose callers do not say whether they are.",
+    )
+    max_watchers: int = Field(
+        default=16,
+        ge=1,
+        le=1024,
+        description="Callers of Watch at once, pages of the block map among them; more are RESOURCE_EXHAUSTED.",
+    )
+    block_map_address: Annotated[str, AfterValidator(_listen_address)] | None = Field(
+        default=None,
+        description="Where the block map page is served over HTTP, as HOST:PORT; nowhere if unset.",
     )
 
     keepalive_s: PositiveSeconds = Field(
@@ -206,6 +314,19 @@ class SchedulerSettings(BaseSettings):
     def model_post_init(self, context: object) -> None:
         self.cache_dir = self.cache_dir.expanduser()
 
+    @model_validator(mode="after")
+    def _is_guarded(self) -> "SchedulerSettings":
+        if problems := list(unguarded(self)):
+            raise ValueError("; ".join(problems))
+        return self
+
+
+def tenants_of(settings: SchedulerSettings) -> Tenants:
+    """What tenants may have, as far as settings say."""
+    default = TenantLimits(settings.max_tenant_requests, settings.max_tenant_waiting_tokens)
+    stated = {name: replace(default, weight=weight) for name, weight in settings.tenant_weights.items()}
+    return Tenants(stated, default)
+
 
 def parse_settings(arguments: Sequence[str] | None = None) -> SchedulerSettings:
     """Settings from flags (default: those of this process), then environment, then defaults.
@@ -232,8 +353,11 @@ def _flag(name: str) -> str:
 def _explain(error: ValidationError) -> str:
     lines = []
     for problem in error.errors(include_url=False, include_context=False):
-        name = str(problem["loc"][0]) if problem["loc"] else "settings"
-        variable = f"{ENV_PREFIX}{name.upper()}"
         message = problem["msg"].removeprefix("Value error, ")
+        if not problem["loc"]:  # it is about several
+            lines.append(f"paged-scheduler: {message}")
+            continue
+        name = str(problem["loc"][0])
+        variable = f"{ENV_PREFIX}{name.upper()}"
         lines.append(f"paged-scheduler: {_flag(name)} (or {variable}): {message}; got {problem['input']!r}")
     return "\n".join(lines)

@@ -1,5 +1,6 @@
 """How an acceptable request is handed to the engine."""
 
+import math
 import random
 import uuid
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from scheduler_svc.api.token_rules import Spellings, token_rules
 from scheduler_svc.api.validation import SAMPLING_RANGES, Limits
 from scheduler_svc.core.sequence import Sampling
 from scheduler_svc.requests import GenerationRequest
+from scheduler_svc.trace import TRACE
 
 
 def generation_request(
@@ -22,10 +24,11 @@ def generation_request(
     limits: Limits,
     spellings: Spellings = (),
     defaults: Mapping[str, float] = MappingProxyType({}),
+    expires_at: float = math.inf,
 ) -> GenerationRequest:
     """The request as the engine takes it, for one that passed `check_generate` and `check_prompt_ids`; `spellings` are
-    those of its bad words, `defaults` what sampling parameters are where they are unset. Raises InvalidRequest where
-    what it may draw is not to be had."""
+    those of its bad words, `defaults` what sampling parameters are where they are unset, `expires_at` the moment of its
+    deadline. Raises InvalidRequest where what it may draw is not to be had."""
     stop = request.stop
     return GenerationRequest(
         request_id=request.request_id or uuid.uuid4().hex,
@@ -46,7 +49,9 @@ def generation_request(
         beam=beam_options(request),
         best_of=request.best_of if request.HasField("best_of") else None,
         grammar=grammar_of(request),
+        expires_at=expires_at,
         streams=request.stream or not request.HasField("stream"),
+        trace=TRACE.get(),
     )
 
 

@@ -6,6 +6,7 @@ from contextlib import aclosing
 import grpc.aio
 
 from paged.v1 import control_pb2, control_pb2_grpc
+from scheduler_svc.api import watching
 from scheduler_svc.api.engine_face import Engine
 from scheduler_svc.api.served import model_facts
 from scheduler_svc.core.cache_events import CLEARED, STORED, Event, Told
@@ -46,6 +47,23 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         self, request: control_pb2.FlushPrefixCacheRequest, context: grpc.aio.ServicerContext
     ) -> control_pb2.FlushPrefixCacheResponse:
         return control_pb2.FlushPrefixCacheResponse(blocks=self._engine.flush_prefix_cache())
+
+    async def Watch(
+        self, request: control_pb2.WatchRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncGenerator[control_pb2.WatchResponse, None]:
+        async with aclosing(watching.watch(self._engine, request)) as messages:
+            async for message in messages:
+                yield message
+
+    async def GetBlockTables(
+        self, request: control_pb2.GetBlockTablesRequest, context: grpc.aio.ServicerContext
+    ) -> control_pb2.GetBlockTablesResponse:
+        return watching.block_tables(self._engine, request)
+
+    async def GetPrefixTree(
+        self, request: control_pb2.GetPrefixTreeRequest, context: grpc.aio.ServicerContext
+    ) -> control_pb2.GetPrefixTreeResponse:
+        return await watching.prefix_tree(self._engine, request)
 
     async def WatchPrefixCache(
         self, request: control_pb2.WatchPrefixCacheRequest, context: grpc.aio.ServicerContext

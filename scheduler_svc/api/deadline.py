@@ -17,7 +17,7 @@ class Deadline:
 
     def __init__(self, seconds: float, reason: str) -> None:
         self._loop = asyncio.get_running_loop()
-        self._at = self._loop.time() + seconds
+        self.at = self._loop.time() + seconds
         self._reason = reason
 
     @classmethod
@@ -35,17 +35,17 @@ class Deadline:
 
     def check(self) -> None:
         """Raises DeadlineExceeded if it has passed."""
-        if self._loop.time() >= self._at:
+        if self._loop.time() >= self.at:
             raise self.error()
 
     def call(self, callback: Callable[[], object]) -> asyncio.TimerHandle:
         """Have it called when the deadline passes, unless the handle is cancelled before."""
-        return self._loop.call_at(self._at, callback)
+        return self._loop.call_at(self.at, callback)
 
     async def bounded(self, awaitable: Awaitable[T]) -> T:
         """The awaitable's result; raises DeadlineExceeded once it has passed, after the awaitable was cancelled."""
         try:
-            async with asyncio.timeout_at(self._at) as timer:
+            async with asyncio.timeout_at(self.at) as timer:
                 return await awaitable
         except TimeoutError:
             if timer.expired():

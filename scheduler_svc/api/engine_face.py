@@ -4,7 +4,9 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Protocol
 
 from paged.v1 import control_pb2, executor_pb2
+from scheduler_svc.block_watch import BlockChanges
 from scheduler_svc.core.cache_events import Told
+from scheduler_svc.core.tenants import Tenants
 from scheduler_svc.errors import PagedError
 from scheduler_svc.requests import Delta, GenerationRequest
 
@@ -31,8 +33,30 @@ class Model(Protocol):
 
     async def detokenize(self, ids: list[int], skip_special_tokens: bool) -> str: ...
 
+    @property
+    def model_type(self) -> str:
+        """Of its configuration, as transformers calls it; may be empty."""
+
+    async def tokenizer_bundle(self) -> bytes:
+        """A zip of the tokenizer's files and the model's configurations. Raises Unavailable if it is not at hand."""
+
     async def spellings(self, words: list[str]) -> list[list[list[int]]]:
         """Of each word the ids that spell it, alone and behind a space."""
+
+
+class Watch(Protocol):
+    """What people who look on are told; see `scheduler_svc.watch`. `tenant` None means the requests of all."""
+
+    def messages(
+        self, period_s: float, max_requests: int, tenant: str | None
+    ) -> AsyncGenerator[control_pb2.WatchResponse, None]:
+        """The present state, and again after each period; raises TooManyWatchers."""
+
+    def block_tables(self, request_id: str, tenant: str | None) -> control_pb2.GetBlockTablesResponse:
+        """Of a live request; raises NotThere."""
+
+    async def prefix_tree(self, executor: str, max_blocks: int) -> control_pb2.GetPrefixTreeResponse:
+        """Of the executor at that endpoint, or of the only one; raises NotThere."""
 
 
 class Engine(Protocol):
@@ -47,8 +71,15 @@ class Engine(Protocol):
         """All of them, by name."""
 
     @property
+    def tenants(self) -> Tenants:
+        """What each may have."""
+
+    @property
     def ready(self) -> bool:
         """An executor is attached, and the scheduler is not shutting down."""
+
+    def check_room(self, tenant: str) -> None:
+        """Raises QueueFull or Unavailable where a request of the tenant would be refused whatever it is."""
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
         """The answer as it comes; the last delta has `finish` and `usage`. Closing or cancelling it frees all."""
@@ -64,5 +95,15 @@ class Engine(Protocol):
 
     def watch_prefix_cache(self) -> AsyncGenerator[tuple[str, Told], None]:
         """What is cached, then each change, each with its executor's endpoint; raises TooManyWatchers."""
+
+    def watch_cached_blocks(self) -> AsyncGenerator[BlockChanges, None]:
+        """The blocks that are cached anywhere, with what they hold, then each change; raises TooManyWatchers."""
+
+    @property
+    def num_unknown_blocks(self) -> int:
+        """Blocks that were cached before anybody watched them, and are not told of."""
+
+    @property
+    def watch(self) -> Watch: ...
 
     def load(self) -> control_pb2.GetLoadResponse: ...

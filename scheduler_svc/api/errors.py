@@ -1,8 +1,10 @@
 """How our exceptions look to a gRPC client: a status code, a message, and `google.rpc` details."""
 
+import asyncio
 from typing import Any, NoReturn
 
 import grpc
+import grpc.aio
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 from grpc_status import rpc_status
@@ -22,13 +24,18 @@ MAX_DESCRIPTION_BYTES = 160
 CODES: dict[type[errors.PagedError], tuple[grpc.StatusCode, str]] = {
     errors.InvalidRequest: (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
     errors.ModelNotFound: (grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND"),
+    errors.NotThere: (grpc.StatusCode.NOT_FOUND, "NOT_THERE"),
+    errors.Unauthenticated: (grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED"),
+    errors.PermissionDenied: (grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED"),
     errors.DuplicateRequest: (grpc.StatusCode.ALREADY_EXISTS, "DUPLICATE_REQUEST"),
     errors.QueueFull: (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
     errors.TooManyWatchers: (grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_WATCHERS"),
     errors.ReaderTooSlow: (grpc.StatusCode.RESOURCE_EXHAUSTED, "READER_TOO_SLOW"),
+    errors.Unsupported: (grpc.StatusCode.UNIMPLEMENTED, "UNSUPPORTED"),
     errors.Unavailable: (grpc.StatusCode.UNAVAILABLE, "UNAVAILABLE"),
     errors.RequestAborted: (grpc.StatusCode.CANCELLED, "REQUEST_ABORTED"),
     errors.RequestFailed: (grpc.StatusCode.INTERNAL, "REQUEST_FAILED"),
+    errors.DeadlineTooShort: (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_TOO_SHORT"),
     errors.DeadlineExceeded: (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
 }
 
@@ -56,9 +63,15 @@ def internal_status(reference: str) -> status_pb2.Status:
 
 
 async def abort(context: Any, status: status_pb2.Status) -> NoReturn:
-    """End the call of this ServicerContext. Raises gRPC's own abort exception, which the caller lets pass."""
-    # Any: the published types of grpc.aio lack this method.
-    await context.abort_with_status(rpc_status.to_status(status))
+    """End the call of this ServicerContext. Raises gRPC's own abort exception, or CancelledError where the caller has
+    gone meanwhile; whoever called this lets either pass."""
+    try:
+        # Any: the published types of grpc.aio lack this method.
+        await context.abort_with_status(rpc_status.to_status(status))
+    except grpc.aio.AbortError:
+        raise
+    except grpc.aio.BaseError:
+        raise asyncio.CancelledError("nobody is there to be told") from None
     raise AssertionError("abort_with_status returned")
 
 

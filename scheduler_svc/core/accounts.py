@@ -15,10 +15,10 @@ in turns. It is that of `virtual finish - priority * ageing_tokens`:
 """
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from scheduler_svc.core.sequence import Rank, Sequence
+from scheduler_svc.core.tenants import Tenants
 
 AGEING_TOKENS = 1_000_000
 MAX_RESERVED_TOKENS = 1 << 16  # of an output in its tenant's account; what is longer is charged once it is there
@@ -39,10 +39,10 @@ class _Account:
 
 
 class Accounts:
-    """Those of all tenants. `weights` are theirs by name; all others have 1."""
+    """Those of all tenants, whose weights are in `tenants`."""
 
-    def __init__(self, weights: Mapping[str, float] | None = None, ageing_tokens: float = AGEING_TOKENS) -> None:
-        self._weights = dict(weights or {})
+    def __init__(self, tenants: Tenants | None = None, ageing_tokens: float = AGEING_TOKENS) -> None:
+        self._tenants = Tenants() if tenants is None else tenants
         self._ageing_tokens = ageing_tokens
         self._accounts: dict[tuple[str, int], _Account] = {}
         self._many_accounts = FEW_ACCOUNTS
@@ -51,6 +51,9 @@ class Accounts:
         self._num_waiting = 0
         self._waiting_weight = 0.0
         self._num_requests = 0
+        self.waiting_tokens: Counter[str] = Counter()  # known of the sequences that wait, by tenant
+        self.num_waiting_tokens = 0  # of all of them
+        self.num_gone = 0  # how often a sequence has ceased to wait, for whatever reason
 
     @property
     def has_tiers(self) -> bool:
@@ -60,32 +63,43 @@ class Accounts:
     def charge(self, sequence: Sequence) -> None:
         """Rank a new sequence, and those that it holds right behind it."""
         group = [sequence, *sequence.held]
-        for member in group:
-            num_output = OPEN_OUTPUT_TOKENS if member.max_tokens is None else member.max_tokens
-            member.num_reserved = min(num_output, MAX_RESERVED_TOKENS) * member.num_rows
         account = self._account(sequence)
-        cost = sequence.num_prompt + sum(member.num_reserved for member in group)
-        account.charged = max(account.charged, self._served) + cost / account.weight
-        # What earlier requests did not use makes this one's finish earlier, but not earlier than theirs.
-        finish = max(account.charged, account.last) if account.num_live else account.charged
-        account.last = finish
+        self._take_weight(account, self._tenants.limits(sequence.tenant).weight)
+        for member in group:
+            member.num_reserved = _reserved(member)
+        account.charged, account.last = self._finishes(account, group)
         account.num_live += len(group)
         self._priorities[sequence.priority] += len(group)
         self._num_requests += 1
-        place = finish - sequence.priority * self._ageing_tokens
         for member in group:
+            place = self._place(account.last, sequence.priority)
             member.rank = Rank(place, self._num_requests, member.sampling.index)
 
-    def note_waiting(self, sequence: Sequence) -> None:
-        """A sequence that has its rank waits, again or for the first time."""
+    def rank_of(self, sequence: Sequence) -> Rank:
+        """What `charge` would rank the new sequence, now; it is not charged."""
+        account = self._accounts.get((sequence.tenant, sequence.priority))
+        if account is None:
+            account = _Account(self._tenants.limits(sequence.tenant).weight)
+        _, finish = self._finishes(account, [sequence, *sequence.held])
+        return Rank(self._place(finish, sequence.priority), self._num_requests + 1, sequence.sampling.index)
+
+    def note_waiting(self, sequence: Sequence, num_tokens: int) -> None:
+        """A sequence that has its rank waits, again or for the first time, with so many tokens."""
+        self.waiting_tokens[sequence.tenant] += num_tokens
+        self.num_waiting_tokens += num_tokens
         self._num_waiting += 1
         account = self._account(sequence)
         account.num_waiting += 1
         if account.num_waiting == 1:
             self._waiting_weight += account.weight
 
-    def note_gone(self, sequence: Sequence) -> None:
-        """It waits no more, for whatever reason."""
+    def note_gone(self, sequence: Sequence, num_tokens: int) -> None:
+        """It waits no more, for whatever reason; `num_tokens` as when it began to."""
+        self.num_gone += 1
+        self.num_waiting_tokens -= num_tokens
+        self.waiting_tokens[sequence.tenant] -= num_tokens
+        if not self.waiting_tokens[sequence.tenant]:
+            del self.waiting_tokens[sequence.tenant]
         self._num_waiting -= 1
         account = self._account(sequence)
         account.num_waiting -= 1
@@ -110,12 +124,28 @@ class Accounts:
         if not self._priorities[sequence.priority]:
             del self._priorities[sequence.priority]
 
+    def _finishes(self, account: _Account, group: list[Sequence]) -> tuple[float, float]:
+        """What the account is charged with, and virtually finishes at, once it has been charged for the group."""
+        cost = group[0].num_prompt + sum(map(_reserved, group))
+        charged = max(account.charged, self._served) + cost / account.weight
+        # What earlier requests did not use makes this one's finish earlier, but not earlier than theirs.
+        return charged, max(charged, account.last) if account.num_live else charged
+
+    def _place(self, finish: float, priority: int) -> float:
+        return finish - priority * self._ageing_tokens
+
+    def _take_weight(self, account: _Account, weight: float) -> None:
+        """It may have been given another since its tenant's last request."""
+        if account.num_waiting:
+            self._waiting_weight += weight - account.weight
+        account.weight = weight
+
     def _account(self, sequence: Sequence) -> _Account:
         key = (sequence.tenant, sequence.priority)
         account = self._accounts.get(key)
         if account is None:
             self._forget_idle()
-            account = self._accounts[key] = _Account(self._weights.get(sequence.tenant, 1.0))
+            account = self._accounts[key] = _Account(self._tenants.limits(sequence.tenant).weight)
         return account
 
     def _forget_idle(self) -> None:
@@ -127,3 +157,9 @@ class Accounts:
                 kept = {key: account for key, account in kept.items() if account.num_live}
             self._accounts = kept
             self._many_accounts = max(FEW_ACCOUNTS, 2 * len(kept))
+
+
+def _reserved(sequence: Sequence) -> int:
+    """Output tokens that it is charged with until it ends."""
+    num_output = OPEN_OUTPUT_TOKENS if sequence.max_tokens is None else sequence.max_tokens
+    return min(num_output, MAX_RESERVED_TOKENS) * sequence.num_rows

@@ -39,8 +39,8 @@ class AdmissionQueue:
     def push(self, sequence: Sequence) -> None:
         """A sequence that has its rank waits, again or for the first time."""
         insort(self._waiting, sequence, key=_rank)
-        self._accounts.note_waiting(sequence)
         counted = sequence.num_rows + len(sequence.held), sequence.num_known
+        self._accounts.note_waiting(sequence, sequence.num_known)
         self._queued[sequence] = counted
         self._count(counted, 1)
 
@@ -53,8 +53,13 @@ class AdmissionQueue:
         while self._waiting[index] is not sequence:
             index += 1
         del self._waiting[index]
-        self._accounts.note_gone(sequence)
-        self._count(self._queued.pop(sequence), -1)
+        counted = self._queued.pop(sequence)
+        self._accounts.note_gone(sequence, counted[1])
+        self._count(counted, -1)
+
+    def num_ahead(self, sequence: Sequence) -> int:
+        """How many would wait before this new one."""
+        return bisect_left(self._waiting, self._accounts.rank_of(sequence), key=_rank)
 
     def settle(self, sequence: Sequence) -> None:
         """A sequence that was ranked ends: its tenant's account gets what it used for what it has asked for."""

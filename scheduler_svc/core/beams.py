@@ -15,7 +15,7 @@ from scheduler_svc.core.state import CoreState
 
 
 class MissingCandidates(Exception):
-    """A result has no log-probabilities for a beam."""
+    """A result has no log-probabilities for a beam, or some of tokens that there are not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +71,13 @@ class Beams:
         if handle.state is State.ENDED:
             return []
         if token < 0:
+            state.counters.not_finite += 1
             state.end(handle)
             return group.fail(EndReason.NOT_FINITE)
         if not is_current:
             handle.num_owed -= 1
             return []
-        if candidates is None:
+        if candidates is None or not _are_tokens(candidates.top_ids, state.lease.vocab_size):
             raise MissingCandidates(f"row {beam.row}")
         state.columns.in_flight[beam.row] -= 1
         state.columns.max_total[beam.row] = state.columns.num_tokens[beam.row]  # nothing to do for it until then
@@ -181,3 +182,7 @@ class Beams:
         for beam in group.beams:
             shares = offset > 0 and self._state.cache.pool.ref_count[int(columns.block_table[beam.row, entry])] > 1
             columns.set_sharing(beam.row, shares)
+
+
+def _are_tokens(ids: list[int], vocab_size: int) -> bool:
+    return not ids or (min(ids) >= 0 and max(ids) < vocab_size)

@@ -46,6 +46,11 @@ class BlockPool:
         return self._leased
 
     @property
+    def cached(self) -> AbstractSet[int]:
+        """The cached blocks, next to be evicted first."""
+        return self._cached.keys()
+
+    @property
     def num_blank(self) -> int:
         return len(self._blank)
 

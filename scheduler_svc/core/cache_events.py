@@ -2,10 +2,12 @@
 
 Whoever begins to follow, or was too slow for the buffer, is told first all that is cached at that moment; from there
 on each event. Events are numbered one by one, so what was skipped can be counted.
+
+Hashes are enough for who makes them, too. For others, `keep_contents` has kept what the cached blocks hold.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 STORED, REMOVED, CLEARED = "stored", "removed", "cleared"
@@ -14,6 +16,14 @@ Event = tuple[str, bytes]  # kind, and the prefix's hash; none with CLEARED
 
 class TooManyFollowers(Exception):
     """No more than `max_followers` at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class CachedBlock:
+    """What a cached block holds: its ids as int32 in bytes, behind the prefix of that hash, if it is not the first."""
+
+    parent: bytes | None
+    token_bytes: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +45,18 @@ class CacheEvents:
         self._max_waiting = max_waiting
         self._followers: list[Follower] = []
         self.number = 0
-        self.hashes: Iterable[bytes] = ()  # those of the present cache
+        self.hashes: Collection[bytes] = ()  # those of the present cache
+        # Of these, as far as they were stored since somebody wanted it, and belong to no salt.
+        self.contents: dict[bytes, CachedBlock] = {}
+        self.keeps_contents = False
 
     @property
     def is_followed(self) -> bool:
         return bool(self._followers)
+
+    def keep_contents(self) -> None:
+        """From now on, and for good: who comes back wants to find them."""
+        self.keeps_contents = True
 
     def follow(self, on_news: Callable[[], None]) -> "Follower":
         """A new follower, to be closed; `on_news` is called when it has something to take. Raises TooManyFollowers."""

@@ -127,7 +127,7 @@ class Lending:
     def _first(self) -> Sequence | None:
         """Of all that run or wait, in the order."""
         state = self._state
-        live = [state.sequence_in(row) for row in state.columns.running_rows().tolist()]
+        live = state.sequences_in(state.columns.running_rows())
         if (waiting := state.queue.first()) is not None:
             live.append(waiting)
         first = min(live, key=lambda sequence: sequence.rank, default=None)

@@ -93,6 +93,7 @@ class StartedRow:
     blocks: list[int]
     sampling: Sampling
     end_token_ids: tuple[int, ...]
+    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,13 +42,14 @@ class Planner:
             kept = self._state.columns.tenancy[growing] > 0
             growing, blocks, copies = growing[kept], blocks[kept], self._kept(copies)
         rows, num_tokens, num_single = self._schedule_running(admits=not preempted)
-        if not (preempted or self._state.running_alone):
+        if not (preempted or self._state.running_alone or self._state.is_closed):
             promised = sum(map(self._promise, self._leaders_at_end(rows, num_tokens)))
             started, chunks = self._admit(self._state.tokens_per_step - int(num_tokens.sum()), promised)
             if started:
                 computed = [start.row for start, chunk in zip(started, chunks, strict=True) if chunk]
                 rows = np.concatenate([rows, computed])
                 num_tokens = np.concatenate([num_tokens, [chunk for chunk in chunks if chunk]])
+        self._state.num_left_waiting = len(self._state.queue)
         says_something = bool(len(rows) or self._state.ended_rows or returned is not NOTHING_RETURNED)
         demand = self._demand(says_something, even_if_empty)
         if not (says_something or even_if_empty or demand is not None):
@@ -115,6 +116,7 @@ class Planner:
             running = self._state.columns.running_rows().tolist()
             victim = max(map(self._state.sequence_in, running), key=lambda sequence: sequence.rank)
             self._state.counters.preemptions += 1
+            self._state.counters.recalled += any(owed)
             self._state.preempt(victim)
             preempted = True
         self._room.reserve, self._promised = need, 0
@@ -122,9 +124,12 @@ class Planner:
 
     def _make_way(self) -> bool:
         """Preempt for the first in the queue what is of lower priority and in its way; it starts in the next plan."""
+        if self._state.is_closed:
+            return False
         victims = self._room.victims()
         for victim in victims:
             self._state.counters.preemptions += 1
+            self._state.counters.yielded += 1
             self._state.preempt(victim)
         return bool(victims)
 
@@ -156,6 +161,8 @@ class Planner:
         sequence = self._state.queue.first()
         if sequence is None or not sequence.alone or sequence.num_owed or self._state.running_alone:
             return []
+        if self._state.is_closed:
+            return []
         if any(self._lending.owed):
             return []  # in the next plan: this one may have to preempt
         if sequence.needs_mask or not self._state.columns.num_free_rows:
@@ -165,6 +172,7 @@ class Planner:
         if starts is None:
             return []
         self._state.alone = sequence
+        self._state.counters.admitted += 1
         return starts
 
     def _leaders_at_end(self, rows: np.ndarray, num_tokens: np.ndarray) -> list[Sequence]:
@@ -200,6 +208,7 @@ class Planner:
             starts = self._start(sequence, promised)
             if starts is None:
                 break
+            self._state.counters.admitted += 1
             for start in starts:
                 started.append(start)
                 chunk = min(len(start.token_ids) - start.num_computed, budget)
@@ -242,6 +251,7 @@ class Planner:
             blocks=blocks,
             sampling=prompt_scores.sampling_to_start_with(sequence),
             end_token_ids=sequence.end_token_ids,
+            traceparent=sequence.traceparent,
         )
         return [start]
 
@@ -299,7 +309,7 @@ class Planner:
                 self._state.step, rows, tenancies, last.sequences, last.token_lists, scored
             )  # the common case
         else:
-            sequences = [self._state.sequence_in(row) for row in rows.tolist()]
+            sequences = self._state.sequences_in(rows)
             record = InFlight(
                 self._state.step, rows, tenancies, sequences, [sequence.token_ids for sequence in sequences], scored
             )

@@ -56,8 +56,10 @@ class PrefixCache:
         self.pool = make_pool(block_ids, self._forget)
         self._block_of: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}
+        self._parent_of: dict[int, bytes] = {}  # the hash before the block's own
         self._events = events
         events.hashes = self._block_of.keys()
+        events.contents.clear()
         events.add(CLEARED)
 
     def __len__(self) -> int:
@@ -79,11 +81,13 @@ class PrefixCache:
             found.append(block)
         return found
 
-    def publish(self, block: int, digest: bytes) -> None:
-        """From now on this full, used block is found by its hash; unless another block is already."""
+    def publish(self, block: int, digest: bytes, parent: bytes = b"") -> None:
+        """From now on this full, used block is found by its hash; unless another block is already. `parent` is the hash
+        of the block that it continues, empty for a first one."""
         if digest not in self._block_of and block not in self._hash_of:
             self._block_of[digest] = block
             self._hash_of[block] = digest
+            self._parent_of[block] = parent
             self.pool.keep(block)
             if self._events.is_followed:
                 self._events.add(STORED, digest)
@@ -102,18 +106,28 @@ class PrefixCache:
         blocks = list(self._hash_of)
         self._block_of.clear()
         self._hash_of.clear()
+        self._parent_of.clear()
         for block in blocks:
             self.pool.drop(block)
+        self._events.contents.clear()
         self._events.add(CLEARED)
         return len(blocks)
 
+    def links(self) -> tuple[dict[int, bytes], dict[int, bytes]]:
+        """Copies, by block: its hash, and that of the block which it continues."""
+        return self._hash_of.copy(), self._parent_of.copy()
+
     def audit(self) -> None:
         """Raise AssertionError unless hashes and blocks are a bijection."""
+        if self._parent_of.keys() != self._hash_of.keys():
+            raise AssertionError("prefix cache: blocks with a hash are not those that continue another")
         if {block: digest for digest, block in self._block_of.items()} != self._hash_of:
             raise AssertionError("prefix cache: hash-to-block and block-to-hash differ")
 
     def _forget(self, block: int) -> None:
         digest = self._hash_of.pop(block)
+        del self._parent_of[block]
         del self._block_of[digest]
+        self._events.contents.pop(digest, None)
         if self._events.is_followed:
             self._events.add(REMOVED, digest)

@@ -75,6 +75,7 @@ class Results:
     def _fail(self, sequence: Sequence) -> None:
         """The model's logits were not finite: the sequence ends, and nobody else may use its blocks."""
         self._state.cache.withdraw(sequence.block_hashes)
+        self._state.counters.not_finite += 1
         sequence.end_reason = EndReason.NOT_FINITE
         self._state.end(sequence)
 
@@ -151,7 +152,7 @@ class Results:
         chosen = np.flatnonzero(full).tolist()
         for i, index, block in zip(chosen, indices.tolist(), blocks.tolist(), strict=True):
             self._state.extend_hashes(sequences[i])
-            self._state.cache.publish(block, sequences[i].block_hashes[index])
+            self._state.publish_block(sequences[i], index, block)
 
     def _finish(self, sequence: Sequence) -> None:
         """The sequence has got its last token."""

@@ -104,7 +104,7 @@ class Room:
     def in_order(self, rows: np.ndarray, admits: bool) -> list[int]:
         """Indices of those of these rows that may compute more of their prompts, first in the order first. If the first
         in the queue can start in a plan that admits, those that give way to it leave it the step's tokens."""
-        sequences = [self._state.sequence_in(row) for row in rows.tolist()]
+        sequences = self._state.sequences_in(rows)
         order = sorted(range(len(sequences)), key=lambda i: sequences[i].rank)
         first = self._first_of_a_tier() if admits else None
         if first is None:

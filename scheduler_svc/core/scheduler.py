@@ -78,9 +78,7 @@ class Scheduler:
 
     def detach(self) -> list[Sequence]:
         """The executor is lost: what ran waits again, in the same order, to be computed anew. Returns what ran."""
-        state = self.state
-        rows = [state.sequence_in(row) for row in state.columns.running_rows()]
-        ran = list(dict.fromkeys(sequence.group.handle if sequence.group else sequence for sequence in rows))
+        state, ran = self.state, self.running()
         for sequence in reversed(ran):
             state.preempt(sequence)
         for record in state.in_flight:
@@ -90,6 +88,20 @@ class Scheduler:
                     sequence.group.handle.num_owed = 0
         state.begin(NO_LEASE)
         return ran
+
+    def running(self) -> list[Sequence]:
+        """In order of admission; of a search the one that stands for all of its beams."""
+        rows = self.state.sequences_in(self.state.columns.running_rows())
+        return list(dict.fromkeys(sequence.group.handle if sequence.group else sequence for sequence in rows))
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Let a running one wait again, at its place in the order."""
+        self.state.counters.preemptions += 1
+        self.state.preempt(sequence)
+
+    def close(self) -> None:
+        """Nothing is admitted any more in this session; what runs goes on."""
+        self.state.is_closed = True
 
     def submit(self, sequence: Sequence) -> None:
         """Let the sequence wait for its turn, and those that it holds for theirs.
@@ -107,10 +119,7 @@ class Scheduler:
 
     def reach(self, sequence: Sequence) -> int:
         """Most tokens, prompt included, that the sequence may come to have here; 0 if it can never be computed."""
-        before = sequence.max_total
-        fits = self.is_attached and self.state.bound(sequence)
-        reach, sequence.max_total = sequence.max_total, before
-        return reach if fits else 0
+        return self.state.reach(sequence) if self.is_attached else 0
 
     def move(self, sequence: Sequence, other: "Scheduler") -> None:
         """A sequence that waits here, with those that it holds, waits in the other one from now on, at its place in the

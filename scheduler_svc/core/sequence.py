@@ -80,6 +80,7 @@ class Sequence:
     bypass_cache: bool = False  # neither finds cached prefixes nor is found as one
     priority: int = 0  # the higher goes first
     tenant: str = ""
+    traceparent: str = ""  # whose children the spans of its steps are, where it is traced
     num_prompt: int = 0
     owner: Any = None  # whatever the engine wants to find again with the sequence
     scheduler: "Scheduler | None" = None  # whose it is; changed by `submit` and `move`

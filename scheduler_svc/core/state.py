@@ -1,5 +1,6 @@
 """What the core knows, and the few changes that more than one part of it makes."""
 
+from array import array
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass, replace
@@ -10,7 +11,8 @@ import numpy as np
 from scheduler_svc.core.admission import AdmissionQueue
 from scheduler_svc.core.beam_group import BeamGroup
 from scheduler_svc.core.blocks import BlockPool, PoolMaker
-from scheduler_svc.core.cache_events import CacheEvents
+from scheduler_svc.core.bounds import length_of, reach
+from scheduler_svc.core.cache_events import CachedBlock, CacheEvents
 from scheduler_svc.core.columns import SequenceColumns
 from scheduler_svc.core.plan import ForkedRow, Lease
 from scheduler_svc.core.prefix import PrefixCache, extend_hashes, root_hash
@@ -27,9 +29,13 @@ class Counters:
     """Since the scheduler was made."""
 
     preemptions: int = 0
+    yielded: int = 0  # of these, to a higher priority
+    recalled: int = 0  # because part of the lease was to be returned
     prompt_tokens: int = 0  # of admitted sequences, once each
     cached_prompt_tokens: int = 0  # of these, found in the prefix cache
     generated_tokens: int = 0
+    not_finite: int = 0  # sequences that have ended because their logits were not
+    admitted: int = 0  # how often one that waited got in, beams of one search together
     peak_running: int = 0
     peak_used_blocks: int = 0
     peak_unused_slots: int = 0  # at the moment of peak_used_blocks
@@ -100,27 +106,19 @@ class CoreState:
         self.forks: list[ForkedRow] = []  # of these, for the next plan
         self.scoring: list[Sequence] = []  # that run, or ran, and lack log-probabilities of their prompt
         self.alone: Sequence | None = None  # the last one admitted to be computed alone
+        self.is_closed = False  # nothing is admitted any more
+        self.num_left_waiting = 0  # in the queue when the last plan was made
         self.step = 0
         self.ended_rows: list[int] = []  # since the last plan
 
     @property
-    def capacity_tokens(self) -> int:
-        """Most tokens of a sequence that has all blocks of the largest lease; its last one needs no slot."""
-        return self.lease.most.blocks * self.lease.block_size + 1
-
-    @property
-    def num_rows(self) -> int:
-        """Of the largest lease."""
-        return self.lease.most.rows
-
-    @property
-    def max_model_len(self) -> int:
-        """Most tokens of a sequence, whatever memory there is."""
-        return min(self.lease.max_model_len, self._longest or self.lease.max_model_len)
-
-    @property
     def num_running(self) -> int:
         return len(self.columns.running_rows())
+
+    @property
+    def leaves_some_waiting(self) -> bool:
+        """Whether there are more than the last plan could let in."""
+        return self.num_left_waiting > 0 and len(self.queue) > 0
 
     @property
     def num_waiting(self) -> int:
@@ -139,25 +137,13 @@ class CoreState:
         return int(unused.sum())
 
     def bound(self, sequence: Sequence) -> bool:
-        """Set how long the sequence may become under the largest lease. False if it can never be computed.
+        """Set how long the sequence may become under the largest lease. False if it can never be computed."""
+        sequence.max_total = length_of(sequence, self.lease, self._longest)
+        return self.reach(sequence) > 0
 
-        What `max_tokens` and the model's length allow; where max_tokens is open, no more than the blocks can hold.
-        """
-        length, capacity = self.max_model_len, self.capacity_of(sequence)
-        if sequence.max_tokens is None:
-            length = min(length, capacity)
-        else:
-            length = min(length, sequence.num_prompt + sequence.max_tokens)
-        sequence.max_total = length
-        known = len(sequence.token_ids) if sequence.group is None else sequence.group.num_tokens
-        return known < length <= capacity
-
-    def capacity_of(self, sequence: Sequence) -> int:
-        """Most tokens of the sequence, or each beam of its group, with the largest lease; 0 if that lacks rows."""
-        if sequence.group is None:
-            return self.capacity_tokens
-        enough = sequence.group.parameters.width <= self.num_rows
-        return sequence.group.capacity_tokens(self.lease.most.blocks, self.lease.block_size) if enough else 0
+    def reach(self, sequence: Sequence) -> int:
+        """Most tokens, prompt included, that the sequence may come to have; 0 if it can never be computed."""
+        return reach(sequence, self.lease, self._longest)
 
     def stretch(self, sequence: Sequence) -> None:
         """Note which keys the sequence has if it starts with the tokens that it has now."""
@@ -211,6 +197,14 @@ class CoreState:
         if sequence is None:
             raise RuntimeError(f"row {row} is free")
         return sequence
+
+    def sequences_in(self, rows: np.ndarray) -> list[Sequence]:
+        """Of these rows, in their order. Far quicker than asking for one after another."""
+        by_row = self.columns.sequence
+        sequences = [sequence for row in rows.tolist() if (sequence := by_row[row]) is not None]
+        if len(sequences) != len(rows):
+            raise RuntimeError("some of these rows are free")
+        return sequences
 
     def end(self, sequence: Sequence) -> None:
         """End the sequence now, wherever it is; its tokens in flight will be dropped. Harmless if it has ended."""
@@ -270,8 +264,20 @@ class CoreState:
             return
         self.extend_hashes(sequence)
         for i, block in enumerate(columns.block_table[row, begin:end].tolist(), begin):
-            self.cache.publish(block, sequence.block_hashes[i])
+            self.publish_block(sequence, i, block)
         columns.num_published[row] = end
+
+    def publish_block(self, sequence: Sequence, index: int, block: int) -> None:
+        """The same of one block, which is the sequence's `index`-th and hashed already."""
+        digest = sequence.block_hashes[index]
+        self.cache.publish(block, digest, sequence.block_hashes[index - 1] if index else b"")
+        events = self.cache_events
+        # A prompt without a salt finds nothing that was stored under one, nor do keys of two kinds meet.
+        if events.keeps_contents and not (sequence.cache_salt or sequence.stretched) and self.cache.holds(digest):
+            begin = index * self.lease.block_size
+            ids = array("i", sequence.token_ids[begin : begin + self.lease.block_size])
+            parent = sequence.block_hashes[index - 1] if index else None
+            events.contents[digest] = CachedBlock(parent, ids.tobytes())
 
     def _leave(self, sequence: Sequence) -> None:
         """Release its row, or those of all beams of its group."""

@@ -140,9 +140,11 @@ def _prompt_logprobs(message: pb.StepResult, scored: Items[tuple[int, int]]) -> 
 
 def _logprobs(message: pb.StepResult, wanted: Items[int | None]) -> LogprobColumn:
     counts = [0 if count is None else count + 1 for count in wanted]
-    ids = _ints(message.logprob_ids).tolist()
+    found, places = _ints(message.logprob_ids), _ints(message.logprob_ranks)
+    if found.min(initial=0) < -1 or places.min(initial=0) < 0:
+        raise MalformedMessage("result.logprob_ids: an id below -1, or a rank below 0")
+    ids, ranks = found.tolist(), places.tolist()
     values = _columns(message.logprobs, FLOAT32).tolist()
-    ranks = _ints(message.logprob_ranks).tolist()
     if not len(ids) == len(values) == sum(counts) or len(ranks) != len(counts) - counts.count(0):
         raise MalformedMessage(f"result.logprob_ids: {len(ids)} entries, {sum(counts)} were asked for")
     entries: list[TokenLogprobs | None] = []
@@ -183,6 +185,7 @@ def _started_row(start: StartedRow) -> pb.StartedRow:
         num_computed_tokens=start.num_computed,
         blocks=_bytes(start.blocks),
         sampling=_row_sampling(start.sampling, start.end_token_ids),
+        traceparent=start.traceparent,
     )
 
 

@@ -4,6 +4,7 @@ A session's socket is never used for another: plans that still wait in it could 
 """
 
 import asyncio
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -16,6 +17,7 @@ from google.protobuf.message import DecodeError
 from paged.v1 import executor_pb2 as pb
 from scheduler_svc.core.plan import Lease, Plan
 from scheduler_svc.link.codec import MalformedMessage, decode_lease, encode_plan
+from scheduler_svc.link.curve import CurveKeys
 
 PROTOCOL_VERSION = 1
 HEARTBEAT_MS = 1000
@@ -24,8 +26,12 @@ RECONNECT_MS = 100
 GOODBYE_MS = 200
 MAX_MESSAGE_BYTES = 1 << 28  # a lease takes four bytes a block
 TOKENIZER_TIMEOUT_S = 60.0
+HANDSHAKE_FAILED = int(
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
 READABLE = int(zmq.POLLIN)  # plain numbers: flags are combined in Python, and slowly
 NOBLOCK = int(zmq.NOBLOCK)
+MAX_REASON_CHARS = 500  # of what an executor says
 MESSAGES_IN_A_TURN = 2  # of the event loop
 
 log = structlog.get_logger()
@@ -45,12 +51,13 @@ class LinkOptions:
     scheduler_id: str
     result_timeout_s: float
     max_bundle_bytes: int = 1 << 27
+    keys: CurveKeys | None = None
 
 
 class ExecutorSession:
     """Use: `session = ExecutorSession(...)`, `attached = await session.attach()`, then `send` plans; `on_result` is
     called with each result, what `follow_lease` is given with each change of the lease; `lost` is a future that gets
-    the reason when the session ends. `close` ends it."""
+    the reason when the session ends. `is_leaving`: the executor has been told to stop. `close` ends it."""
 
     def __init__(self, context: zmq.Context, options: LinkOptions) -> None:
         self._options = options
@@ -64,7 +71,9 @@ class ExecutorSession:
         self._next_read: asyncio.Handle | None = None
         self._sent_at: deque[float] = deque()
         self.is_computed_alone = False  # whether the next result awaited is that of an exclusive plan's step, begun
+        self.is_leaving = False
         self._last_sent_at = time.monotonic()
+        self.last_message_bytes = 0  # of the message that is being taken
         self.on_result: Callable[[pb.StepResult], None] | None = None
         self._on_lease_change: Callable[[pb.LeaseChange], None] | None = None
         self._early_changes: list[pb.LeaseChange] = []
@@ -74,7 +83,9 @@ class ExecutorSession:
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        if options.keys is not None:
+            options.keys.guard(self._socket)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | HANDSHAKE_FAILED)
         self._watching: asyncio.Task[None] | None = None
         self._socket.setsockopt(zmq.IPV6, "[" in options.endpoint)
         self._connect(options.endpoint)
@@ -127,15 +138,23 @@ class ExecutorSession:
         await self._first_of(self._bundle, TOKENIZER_TIMEOUT_S)
         return self._bundle.result()
 
-    def send(self, plan: Plan) -> None:
-        """Send one plan. Never waits; a full socket ends the session."""
-        self._send(encode_plan(plan, self._epoch, self._session))
+    def send(self, plan: Plan) -> int:
+        """Send one plan; returns its size in bytes. Never waits; a full socket ends the session."""
+        data = encode_plan(plan, self._epoch, self._session)
+        self._send(data)
         self._sent_at.append(self._last_sent_at)
+        return len(data)
 
     @property
     def idle_s(self) -> float:
         """Seconds since anything was sent."""
         return time.monotonic() - self._last_sent_at
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether a result has been awaited for so long that its executor may well be lost: half of the time after
+        which it is."""
+        return bool(self._sent_at) and time.monotonic() - self._sent_at[0] > self._result_timeout_s / 2
 
     def say_goodbye(self) -> None:
         """Tell the executor that the session is over, so that its lease is free at once. `close` must follow."""
@@ -204,7 +223,9 @@ class ExecutorSession:
             if self.lost.done():
                 break
             try:
-                self._take(pb.ToScheduler.FromString(self._socket.recv(NOBLOCK)))
+                data = self._socket.recv(NOBLOCK)
+                self.last_message_bytes = len(data)
+                self._take(pb.ToScheduler.FromString(data))
             except zmq.Again:
                 return True
             except (DecodeError, MalformedMessage) as error:
@@ -223,12 +244,15 @@ class ExecutorSession:
                     self._attached.set_result(message.attached)
             case "fault":
                 refused = message.fault.scope == pb.Fault.SCOPE_REFUSED
-                self._lose(SessionLost(message.fault.reason, refused=refused))
+                self._lose(SessionLost(message.fault.reason[:MAX_REASON_CHARS], refused=refused))
             case "lease_change":
                 self._take_lease_change(message.lease_change)
             case "begun":
                 begun = message.begun
                 self.is_computed_alone |= (begun.epoch, begun.session) == (self._epoch, self._session)
+            case "leaving":
+                leaving = message.leaving
+                self.is_leaving |= (leaving.epoch, leaving.session) == (self._epoch, self._session)
             case "tokenizer_chunk":
                 self._take_chunk(message.tokenizer_chunk)
             case None:
@@ -263,7 +287,15 @@ class ExecutorSession:
         if self._monitor.getsockopt(zmq.EVENTS) & READABLE:
             while not self._read_some():  # it may say over which step the executor was lost
                 pass
-            self._lose(SessionLost("connection to the executor lost"))
+            self._lose(SessionLost(self._how_it_was_lost()))
+
+    def _how_it_was_lost(self) -> str:
+        event = int.from_bytes(self._monitor.recv_multipart(NOBLOCK)[0][:2], sys.byteorder)
+        if not event & HANDSHAKE_FAILED:
+            return "connection to the executor lost"
+        if self._options.keys is None:
+            return "the executor ended the handshake: it may want CURVE keys (--curve-key-file, --curve-executor-key)"
+        return "the executor ended the handshake: it may not allow our CURVE key, have another itself, or none"
 
     async def _watch_results(self) -> None:
         while True:

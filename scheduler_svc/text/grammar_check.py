@@ -2,10 +2,10 @@
 
 import asyncio
 import json
+import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from scheduler_svc.text.grammars import Grammar
 
 ATTEMPTS = 2  # a worker may have died of something else than this grammar
+STARVED = 30.0  # times as long as it may compute, the worker is waited for: it may get no CPU, or be frozen as we are
 T = TypeVar("T")
 DIED = "takes too much memory to compile; make it simpler"
 
@@ -33,7 +34,8 @@ async def to_its_end(work: Coroutine[Any, Any, T], give_up: Callable[[], None] |
 
 
 class GrammarCheck:
-    """One worker process, begun with the first grammar; one grammar at a time, the others wait.
+    """One worker process, begun with the first grammar; one grammar at a time, the others wait. `limit_s` is of its
+    CPU's time, so that no grammar is refused because the machine is busy.
 
     The pipes are read and written in a thread. The event loop's own subprocesses are forked with the handlers that gRPC
     has for a fork, which are not sound while its threads run; those of `subprocess` are not.
@@ -61,19 +63,19 @@ class GrammarCheck:
         self._end_worker()
 
     def _ask(self, grammar: Grammar) -> str | None:
-        job = json.dumps({"kind": grammar.kind, "source": grammar.source}).encode() + b"\n"
+        fields = {"kind": grammar.kind, "source": grammar.source, "limit_s": self._limit_s}
+        job = json.dumps(fields).encode() + b"\n"
         for _ in range(ATTEMPTS):
-            begin = time.monotonic()
-            timer = threading.Timer(self._limit_s, self._kill)
+            timer = threading.Timer(STARVED * self._limit_s, self._kill)
             timer.start()
             answer = self._answer(job)
             timer.cancel()
             if answer is not None:
                 return answer["error"]
-            self._end_worker()
+            died_of = self._end_worker()
             if self._given_up:
                 break
-            if time.monotonic() - begin >= self._limit_s:
+            if died_of == -signal.SIGPROF:
                 return f"takes more than {self._limit_s:g} s to compile; make it simpler"
         return DIED
 
@@ -98,12 +100,15 @@ class GrammarCheck:
             line = worker.stdout.readline()
         return json.loads(line) if line.endswith(b"\n") else None
 
-    def _end_worker(self) -> None:
+    def _end_worker(self) -> int | None:
+        """Returns how it has ended, if there was one; whether it had ended already or not."""
         worker, self._worker = self._worker, None
-        if worker is not None:
-            worker.kill()
-            with worker:  # closes the pipes, and waits
-                pass
+        if worker is None:
+            return None
+        worker.kill()
+        with worker:  # closes the pipes, and waits
+            pass
+        return worker.returncode
 
     def _kill(self) -> None:
         worker = self._worker

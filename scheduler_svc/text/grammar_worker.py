@@ -2,16 +2,20 @@
 
     python -m scheduler_svc.text.grammar_worker
 
-reads a line of JSON for each grammar, `{"kind": ..., "source": ...}`, and writes one, `{"error": ...}`, null where it
-can be used. What costs time in a grammar does so with any vocabulary, and here it is one of bytes.
+reads a line of JSON for each grammar, `{"kind": ..., "source": ..., "limit_s": ...}`, and writes one, `{"error": ...}`,
+null where it can be used. It dies of SIGPROF over one that takes more than `limit_s` of a CPU. What costs time in a
+grammar does so with any vocabulary, and here it is one of bytes.
 """
 
 import json
 import resource
+import signal
 import sys
 from typing import Any, ClassVar
 
 import llguidance
+
+from scheduler_svc.parent import exit_with_parent
 
 MAX_MEMORY_BYTES = 1 << 30
 MAX_STACK_BYTES = 1 << 20  # less than any thread has that compiles the same again: what is too deep ends here
@@ -67,13 +71,17 @@ def problem_with(kind: str, source: Any, tokenizer: llguidance.LLTokenizer) -> s
 
 
 def main() -> None:
+    exit_with_parent(signal.SIGKILL)  # one that compiles does not see that its pipe has ended
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_STACK, (MAX_STACK_BYTES, MAX_STACK_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes()))
     for line in sys.stdin:
         job = json.loads(line)
-        print(json.dumps({"error": problem_with(job["kind"], job["source"], tokenizer)}), flush=True)
+        signal.setitimer(signal.ITIMER_PROF, job["limit_s"])
+        error = problem_with(job["kind"], job["source"], tokenizer)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        print(json.dumps({"error": error}), flush=True)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ class Tokenizer:
         self._chat_template = chat_template
         self._bound = TokenBound(library)
         self.sampling_defaults: dict[str, float] = {}
+        self.model_type = ""  # as the model's configuration says
         self._decoder_makers = {skip: decoder_maker(library, skip) for skip in (False, True)}
 
     @classmethod
@@ -32,7 +33,16 @@ class Tokenizer:
         What is put at the ends of a text is up to tokenizer.json alone: as in transformers 5, `add_bos_token` and
         `add_eos_token` of tokenizer_config.json mean nothing beside it.
         """
-        bundle = open_bundle(data)
+        try:
+            return cls._of(open_bundle(data))
+        except BadBundle:
+            raise
+        except Exception as error:  # somebody else's files: what may be odd about them has no end
+            reason = f"the tokenizer's bundle cannot be used: {type(error).__name__}: {error}"
+            raise BadBundle(reason) from error
+
+    @classmethod
+    def _of(cls, bundle: Bundle) -> "Tokenizer":
         library = _load_library(bundle)
         config = bundle.json_object("tokenizer_config.json")
         special_tokens = special_token_texts(config, bundle.json_object("special_tokens_map.json"))
@@ -40,6 +50,8 @@ class Tokenizer:
         source = chat_template_source(bundle, config)
         tokenizer = cls(library, ChatTemplate(source, special_tokens) if source is not None else None)
         tokenizer.sampling_defaults = sampling_defaults(bundle.json_object("generation_config.json"))
+        model_type = bundle.json_object("config.json").get("model_type")
+        tokenizer.model_type = model_type if isinstance(model_type, str) else ""
         release_unused_memory()
         return tokenizer
 

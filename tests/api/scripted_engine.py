@@ -5,9 +5,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 
 from paged.v1 import control_pb2, executor_pb2
+from scheduler_svc.block_watch import BlockChanges
 from scheduler_svc.core.cache_events import Told
 from scheduler_svc.core.sequence import TokenLogprobs
-from scheduler_svc.errors import PagedError
+from scheduler_svc.core.tenants import Tenants
+from scheduler_svc.errors import NotThere, PagedError
 from scheduler_svc.requests import Delta, Finish, GenerationRequest, Usage
 
 VOCAB_SIZE = 512
@@ -48,12 +50,19 @@ class ScriptedEngine:
     script: list[Action] = field(default_factory=lambda: list(ANSWER))
     facts: executor_pb2.ModelFacts = field(default_factory=scripted_facts)
     model_error: Exception | None = None
+    room_error: Exception | None = None
     ready: bool = True
+    tenants: Tenants = field(default_factory=Tenants)
     has_chat_template: bool = True
     tokenize_error: Exception | None = None
     submitted: list[GenerationRequest] = field(default_factory=list)
     live: set[str] = field(default_factory=set)
+    aborted: list[str] = field(default_factory=list)
     told: list[tuple[str, Told]] = field(default_factory=list)
+    changes: list[BlockChanges] = field(default_factory=list)
+    num_unknown_blocks: int = 0
+    model_type: str = "scripted"
+    bundle: bytes = b""
     failed: dict[str, asyncio.Future[None]] = field(default_factory=dict)  # each live request's error, once it has one
     ended: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
 
@@ -84,6 +93,10 @@ class ScriptedEngine:
     async def detokenize(self, ids: list[int], skip_special_tokens: bool) -> str:
         return "".join(chr(i) for i in ids if not (skip_special_tokens and i < 32))
 
+    def check_room(self, tenant: str) -> None:
+        if self.room_error is not None:
+            raise self.room_error
+
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
         self.submitted.append(request)
         self.live.add(request.request_id)
@@ -113,7 +126,9 @@ class ScriptedEngine:
             self.failed[request_id].set_exception(error)
 
     def abort(self, request_ids: list[str]) -> list[str]:
-        return [request_id for request_id in request_ids if request_id in self.live]
+        found = [request_id for request_id in request_ids if request_id in self.live]
+        self.aborted += found
+        return found
 
     def flush_prefix_cache(self) -> int:
         return 7
@@ -122,8 +137,39 @@ class ScriptedEngine:
         for told in self.told:
             yield told
 
+    async def watch_cached_blocks(self) -> AsyncGenerator[BlockChanges, None]:
+        for changes in self.changes:
+            yield changes
+        await forever()
+
+    async def tokenizer_bundle(self) -> bytes:
+        return self.bundle
+
+    @property
+    def watch(self) -> "ScriptedWatch":
+        return ScriptedWatch()
+
     def load(self) -> control_pb2.GetLoadResponse:
         return control_pb2.GetLoadResponse(running_sequences=len(self.live), executor_attached=self.ready)
+
+
+class ScriptedWatch:
+    """Tells of a scheduler that has nothing to do."""
+
+    async def messages(
+        self, period_s: float, max_requests: int, tenant: str | None
+    ) -> AsyncGenerator[control_pb2.WatchResponse, None]:
+        message = control_pb2.WatchResponse(load=control_pb2.GetLoadResponse())
+        while True:
+            yield message
+            message.rates.period_ms = round(period_s * 1000)
+            await asyncio.sleep(period_s)
+
+    def block_tables(self, request_id: str, tenant: str | None) -> control_pb2.GetBlockTablesResponse:
+        raise NotThere(f"request_id: no live request is called {request_id!r}")
+
+    async def prefix_tree(self, executor: str, max_blocks: int) -> control_pb2.GetPrefixTreeResponse:
+        return control_pb2.GetPrefixTreeResponse(executor=executor)
 
 
 async def forever() -> None:

@@ -9,6 +9,7 @@ import structlog
 
 from paged.client import (
     Client,
+    DeadlineExceededError,
     DuplicateRequestError,
     InvalidRequestError,
     ModelNotFoundError,
@@ -30,6 +31,7 @@ from tests.api.scripted_engine import ANSWER, ScriptedEngine
         (errors.DuplicateRequest("m"), DuplicateRequestError, "DUPLICATE_REQUEST"),
         (errors.QueueFull("m", retry_after_s=1.5), ResourceExhaustedError, "QUEUE_FULL"),
         (errors.TooManyWatchers("m"), ResourceExhaustedError, "TOO_MANY_WATCHERS"),
+        (errors.DeadlineTooShort("m"), DeadlineExceededError, "DEADLINE_TOO_SHORT"),
         (errors.Unavailable("m"), UnavailableError, "UNAVAILABLE"),
         (errors.RequestAborted("m"), RequestAbortedError, "REQUEST_ABORTED"),
         (errors.RequestFailed("m"), ServerError, "REQUEST_FAILED"),

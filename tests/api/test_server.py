@@ -15,9 +15,12 @@ from paged.client import (
     InvalidRequestError,
     RequestAbortedError,
     ResourceExhaustedError,
+    Retries,
     UnavailableError,
 )
+from scheduler_svc.api.health import LIVE, READY
 from scheduler_svc.api.server import ApiServer, BindFailed
+from scheduler_svc.errors import QueueFull
 from scheduler_svc.settings import SchedulerSettings
 from tests.api.scripted_engine import ANSWER, ScriptedEngine, forever
 
@@ -95,6 +98,7 @@ async def test_reflection_lists_every_service(address: str) -> None:
     assert names == {
         INFERENCE,
         "paged.v1.ControlService",
+        "vllm.grpc.engine.VllmEngine",
         "grpc.health.v1.Health",
         "grpc.reflection.v1alpha.ServerReflection",
     }
@@ -111,6 +115,48 @@ async def test_a_message_above_our_limit_is_refused_with_the_limit(client: Clien
     with pytest.raises(ResourceExhaustedError, match=str(settings.max_message_bytes)):
         await client.complete("x" * (settings.max_message_bytes + 1))
     assert (await client.complete("hi")).text == "Once!"
+
+
+async def test_requests_of_all_calls_together_have_a_limit_and_one_alone_is_always_taken(
+    engine: ScriptedEngine,
+) -> None:
+    goes_on = asyncio.Event()
+    engine.script = [ANSWER[0], goes_on.wait, *ANSWER[1:]]
+    server = ApiServer(engine, SchedulerSettings(listen_address="127.0.0.1:0", max_total_request_bytes=1024 * 1024))
+    async with Client(await server.start(), retries=Retries(max_attempts=1)) as client:
+        large = client.generate("x" * 2 * 1024 * 1024, truncate_prompt_tokens=8)
+        await anext(large)
+        with pytest.raises(ResourceExhaustedError, match="max_total_request_bytes is 1048576") as caught:
+            await client.load()
+        assert caught.value.retry_after_s
+        goes_on.set()
+        assert "".join([message.text async for message in large]) == "ce!"
+        await client.load()
+    await server.stop(SOON_S)
+
+
+async def test_what_would_be_refused_for_want_of_room_is_not_even_looked_at(
+    address: str, engine: ScriptedEngine
+) -> None:
+    engine.room_error = QueueFull("4096 sequences wait", retry_after_s=60.0)
+    engine.tokenize_error = AssertionError("it was tokenized")
+    async with Client(address, retries=Retries(max_attempts=1)) as client:
+        with pytest.raises(ResourceExhaustedError, match="4096 sequences wait"):
+            await client.complete("hi", temperature=-1)
+
+
+@pytest.mark.parametrize(
+    ("service", "when_ready", "without"), [(LIVE, SERVING, SERVING), (READY, SERVING, NOT_SERVING)]
+)
+async def test_life_and_readiness_are_told_apart(
+    health: Any, engine: ScriptedEngine, service: str, when_ready: int, without: int
+) -> None:
+    for ready, expected in ((True, when_ready), (False, without)):
+        engine.ready = ready
+        async with asyncio.timeout(SOON_S):
+            while await check(health, READY) != (SERVING if ready else NOT_SERVING):
+                await asyncio.sleep(0.01)
+        assert await check(health, service) == expected
 
 
 async def test_a_running_call_has_the_grace_period_to_end(engine: ScriptedEngine) -> None:

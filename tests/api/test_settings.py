@@ -22,7 +22,9 @@ def test_weights_of_tenants_are_given_by_name(said: str) -> None:
 
 
 def test_several_executors_are_given_with_commas_between() -> None:
-    settings = parse_settings(["--executor-endpoint", "tcp://executor:5555, ipc:///tmp/x,tcp://executor:5555"])
+    settings = parse_settings(
+        ["--insecure", "--executor-endpoint", "tcp://executor:5555, ipc:///tmp/x,tcp://executor:5555"]
+    )
     assert settings.executor_endpoints == ["tcp://executor:5555", "ipc:///tmp/x"]
 
 

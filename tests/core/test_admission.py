@@ -9,6 +9,7 @@ from scheduler_svc.core.admission import AdmissionQueue
 from scheduler_svc.core.plan import Lease
 from scheduler_svc.core.room import Room
 from scheduler_svc.core.sequence import Sampling, Sequence, State
+from scheduler_svc.core.tenants import TenantLimits, Tenants
 from tests.core.run import BLOCK_SIZE, Run, assert_exact
 
 
@@ -45,7 +46,7 @@ class TestOrder:
         assert order_of(entered(queue, *(asked(name, tenant="few") for name in "ab"))) == "AaBbCDEF"
 
     def test_tenants_get_in_by_their_weights(self) -> None:
-        queue = AdmissionQueue(Accounts({"gold": 3.0}))
+        queue = AdmissionQueue(Accounts(Tenants({"gold": TenantLimits(weight=3.0)})))
         entered(queue, *(asked(name, tenant="gold") for name in "GHIJKL"))
         assert order_of(entered(queue, *(asked(name) for name in "abcd"))) == "GHIaJKLbcd"
 

@@ -15,6 +15,7 @@ from scheduler_svc.core.plan import Amounts, Lease, LeaseChange, Plan, Result, R
 from scheduler_svc.core.results import ResultMismatch
 from scheduler_svc.core.scheduler import NeverFits, Scheduler
 from scheduler_svc.core.sequence import EndReason, Sampling, Sequence, State
+from scheduler_svc.core.tenants import TenantLimits, Tenants
 from tests.core.beam_oracle import beam_answers
 from tests.core.beams import beams_of
 from tests.core.plain_executor import VOCAB_SIZE, PlainExecutor, continuation, packed, prompt_score
@@ -96,7 +97,7 @@ class Core(RuleBasedStateMachine):
         found=st.lists(searches, max_size=3),
     )
     def begin(self, prefix_caching: bool, lease: dict, several: list[dict], found: list[dict]) -> None:
-        queue = AdmissionQueue(Accounts({"heavy": 4.0}, ageing_tokens=60))
+        queue = AdmissionQueue(Accounts(Tenants({"heavy": TenantLimits(weight=4.0)}), ageing_tokens=60))
         events = CacheEvents(max_waiting=20)
         self.follower = events.follow(lambda: None)
         self.scheduler = Scheduler(prefix_caching=prefix_caching, queue=queue, cache_events=events)
@@ -487,7 +488,7 @@ TestCore.settings = budget
 
 @pytest.mark.slow
 class TestCoreForLong(Core.TestCase):
-    settings = settings(budget, max_examples=3000, stateful_step_count=80)
+    settings = settings(budget, max_examples=800, stateful_step_count=80)
 
 
 def test_a_result_of_another_plan_is_refused() -> None:

@@ -87,6 +87,21 @@ def test_a_broken_configuration_is_refused(config: bytes) -> None:
         Tokenizer.from_bundle(bundle_of(KINDS["byte_level"], {"tokenizer_config.json": config}))
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        b'{"added_tokens_decoder": [1]}',
+        b'{"added_tokens_decoder": {"1": {}}}',
+        b'{"added_tokens_decoder": {"x": {"content": "a"}}}',
+        b'{"bos_token": "\\ud800"}',
+    ],
+)
+def test_a_configuration_of_another_shape_is_refused(config: bytes) -> None:
+    """Whatever it is: what an executor sends must not end a scheduler."""
+    with pytest.raises(BadBundle, match="cannot be used"):
+        Tokenizer.from_bundle(bundle_of(KINDS["byte_level"], {"tokenizer_config.json": config}))
+
+
 def hash_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 

@@ -1,6 +1,7 @@
 """Grammars are tried in a process of their own: what is wrong is told, and what is too much ends there."""
 
 import asyncio
+import signal
 import threading
 
 import pytest
@@ -66,6 +67,17 @@ async def test_what_is_refused_as_too_deep_leaves_a_thread_of_ours_far_from_the_
     """The depth that the worker's process survives must be far below that at which a thread would take ours along."""
     assert await check.problem_with(chain(100)) is None
     assert await check.problem_with(chain(700)) == DIED
+
+
+async def test_a_grammar_is_not_to_blame_for_a_worker_that_gets_no_time():
+    check = GrammarCheck(0.3)
+    assert await check.problem_with(GOOD) is None
+    worker = check._worker
+    worker.send_signal(signal.SIGSTOP)
+    asyncio.get_running_loop().call_later(1.0, worker.send_signal, signal.SIGCONT)
+    assert await check.problem_with(Grammar("regex", "b+")) is None
+    assert check._worker is worker
+    check.close()
 
 
 async def test_what_takes_too_long_is_ended_and_the_next_is_looked_at_as_ever():

@@ -1,0 +1,1 @@
+"""What the scheduler counts, as Prometheus reads it. Nothing here runs before somebody asks."""

@@ -1,0 +1,3 @@
+from tests.system.conftest import system
+
+__all__ = ["system"]
