@@ -4,30 +4,32 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
-from types import ModuleType
-from typing import TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import structlog
 
 from executor_svc import logs
 from executor_svc.loaded import LoadedModel
-from executor_svc.model.refusal import ModelRefused
+from executor_svc.model_loading import load_model, with_torch
 from executor_svc.process import (
     FollowerSignals,
     Stopper,
     die_with_parent,
-    keep_freed_memory,
     leave_at_once,
     write_whole,
 )
 from executor_svc.ranks import Ranks, RanksLost, RanksUnclear
-from executor_svc.router import EndpointTaken, Router
+from executor_svc.router import EndpointTaken, Guard, Router
 from executor_svc.service import PROBE_S, Service
 from executor_svc.settings import ExecutorSettings, parse, refuse
+from paged.addresses import is_local_endpoint
+
+if TYPE_CHECKING:
+    from executor_svc.step_traces import StepTraces
 
 BYTES_PER_TOKEN = 8  # that a started row takes in a plan: its id, and a block of one slot
-_T = TypeVar("_T")
+LEADER_ENDS_S = 10.0  # its last step, and what it says at the end
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,31 +62,56 @@ def _find_ranks(settings: ExecutorSettings) -> Ranks:
 
 
 def _lead(settings: ExecutorSettings, ranks: Ranks) -> int:
+    traces = _traces(settings)
     try:
         # Before the model, whose loading may take minutes: who asks to attach waits in the socket.
         router = Router(
-            settings.endpoint, max_message_bytes=settings.max_message_bytes, longest_wait_ms=round(PROBE_S * 1e3)
+            settings.endpoint,
+            max_message_bytes=settings.max_message_bytes,
+            longest_wait_ms=round(PROBE_S * 1e3),
+            guard=_guard(settings),
+            ipc_mode=int(settings.ipc_mode, 8),
         )
     except EndpointTaken as error:
         structlog.get_logger().error("not_listening", reason=str(error))
         return 1
     try:
-        model = _load(settings, ranks)
+        model = load_model(settings, ranks)
         try:
-            return _serve(settings, model, router)
+            return _serve(settings, model, router, traces)
         finally:
             model.close()
     finally:
         router.close()
 
 
-def _serve(settings: ExecutorSettings, model: LoadedModel, router: Router) -> int:
+def _guard(settings: ExecutorSettings) -> Guard | None:
+    if settings.curve_key_file is None or settings.curve_allowed_keys is None:
+        return None
+    from executor_svc.curve import CurveGuard  # brings asyncio, which nothing else here needs
+
+    return CurveGuard(settings.curve_key_file, settings.curve_allowed_keys)
+
+
+def _traces(settings: ExecutorSettings) -> "StepTraces | None":
+    if settings.traces_endpoint is None:
+        return None
+    try:
+        from executor_svc.step_traces import StepTraces, log_library_events
+        from paged.tracing import tracer_provider
+    except ModuleNotFoundError as error:
+        refuse(f"--traces-endpoint: needs the extra tracing: {error}")
+    log_library_events()
+    return StepTraces(tracer_provider(settings.traces_endpoint, "paged-executor", share=0.0))
+
+
+def _serve(settings: ExecutorSettings, model: LoadedModel, router: Router, traces: "StepTraces | None") -> int:
     log = structlog.get_logger()
     longest = model.facts.max_model_len * BYTES_PER_TOKEN
     if longest > settings.max_message_bytes:
         log.error("max_message_bytes_too_small", max_message_bytes=settings.max_message_bytes, needed=longest)
         return 1
-    service = Service(settings, model, router, Stopper())
+    service = Service(settings, model, router, Stopper(), traces=traces)
     gc.freeze()  # what was made so far stays; no collection has to look at it again
     if settings.endpoint_file is not None:
         try:
@@ -92,16 +119,30 @@ def _serve(settings: ExecutorSettings, model: LoadedModel, router: Router) -> in
         except OSError as error:
             log.error("endpoint_file_not_written", file=str(settings.endpoint_file), reason=error.strerror)
             return 1
-    if not router.endpoint.startswith(("ipc://", "tcp://127.", "tcp://[::1]", "tcp://localhost")):
-        log.warning("listening_without_authentication", endpoint=router.endpoint)
-    log.info("ready", endpoint=router.endpoint, model=model.facts.name, blocks=model.num_blocks - 1)
+    curve = settings.curve_key_file is not None
+    if not curve and not is_local_endpoint(settings.endpoint):
+        log.warning("listening_insecurely", endpoint=router.endpoint)
+    if settings.metrics_address is not None and not _serve_metrics(service, model.facts.name, settings.metrics_address):
+        return 1
+    log.info("ready", endpoint=router.endpoint, curve=curve, model=model.facts.name, blocks=model.num_blocks - 1)
     return service.run()
+
+
+def _serve_metrics(service: Service, model: str, address: str) -> bool:
+    from executor_svc.metrics import serve_metrics
+
+    try:
+        serve_metrics(service, model, address)
+    except (OSError, OverflowError) as error:  # the latter: no such port
+        structlog.get_logger().error("metrics_not_served", address=address, reason=str(error))
+        return False
+    return True
 
 
 def _follow(settings: ExecutorSettings, ranks: Ranks) -> int:
     """Serves with a share of the model, as rank 0 says."""
-    signals, log = FollowerSignals(), structlog.get_logger()
-    follower = _loaded(lambda load: load.load_share(settings, ranks))
+    signals, log = FollowerSignals(settings.shutdown_grace_s + LEADER_ENDS_S), structlog.get_logger()
+    follower = with_torch(lambda load: load.load_share(settings, ranks))
     signals.following = True
     log.info("following")
     try:
@@ -114,38 +155,6 @@ def _follow(settings: ExecutorSettings, ranks: Ranks) -> int:
         return 1
     log.info("stopped")
     return 0
-
-
-def _load(settings: ExecutorSettings, ranks: Ranks) -> LoadedModel:
-    if not settings.simulate:
-        return _loaded(lambda load: load.load(settings, ranks))
-    from executor_svc.simulated.load import load_simulated
-    from executor_svc.simulated.script import ScriptError
-
-    try:
-        return load_simulated(settings)
-    except ScriptError as error:
-        refuse(f"--simulate-script: {error}")
-
-
-def _loaded(call: Callable[[ModuleType], _T]) -> _T:
-    """What `call` makes of the module that loads models. Ends the process with code 1 where that cannot be."""
-    try:
-        # Brings torch, which the simulated executor does without.
-        from executor_svc.model import load
-        from executor_svc.model.denormals import flush_denormals
-    except ModuleNotFoundError as error:
-        needed = "pip install 'paged-inference[executor]'"
-        structlog.get_logger().error("package_missing", package=error.name, needed=needed)
-        sys.exit(1)
-    flush_denormals()
-    try:
-        loaded = call(load)
-    except ModelRefused as error:
-        structlog.get_logger().error("model_refused", reason=str(error))
-        sys.exit(1)
-    keep_freed_memory()
-    return loaded
 
 
 if __name__ == "__main__":

@@ -189,7 +189,7 @@ class ResidentBatch:
     def _run_schedule(self, plan: PlanColumns, session: int, starts: list[RowStart]) -> AppliedPlan:
         joining = read_joined(plan)
         computing = joining.computing
-        self._check_joined(joining.forks)
+        self._check_joined(joining.forks, session)
         masks = read_masks(plan, self._limits.vocab_size)
         first, ends, known = self._schedule(computing, session)
         self._copy_rows(joining.forks)
@@ -219,8 +219,9 @@ class ResidentBatch:
             check_replaced(forks, self.num_known + self.num_sampled, self.num_sampled, self.num_computed)
         self._copy_rows(forks)
 
-    def _check_joined(self, forks: Forks) -> None:
-        """Their likes are scheduled, and checked there."""
+    def _check_joined(self, forks: Forks, session: int) -> None:
+        """Their likes are scheduled: whether they may be, is checked there."""
+        check_owned("joined.like", forks.parents, self._ownership.of_row, session)
         check_unique("joined.row", forks.children)
         if (live := self._state[_LIVE].take(forks.children)).any():
             raise PlanViolation("joined.row", f"row {forks.children[live.argmax()]}", "is live already")

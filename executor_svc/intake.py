@@ -31,6 +31,12 @@ class Intake:
         self._last_rows, self._last_step = plan.scheduled_rows, applied.step
         return applied
 
+    def settle(self) -> None:
+        """Have the batch know what has become of the rows; the next plan is looked at as if it were another's."""
+        if self._run is not None:
+            self._run.settle()
+        self._run, self._last_step = None, None
+
     def prepare(self) -> None:
         """Do ahead what can be done before the next plan comes."""
         if self._run is not None:

@@ -34,14 +34,13 @@ class FollowerSignals:
     """SIGTERM and SIGINT in a process that ends when another one says so, and may wait for that in native code.
 
     Until `following` is set they end it at once. Then the first one is only to be expected, for whoever sends it sends
-    the other process one too; it ends this one after GRACE_S. A second one does so at once.
+    the other process one too; it ends this one after `grace_s`. A second one does so at once.
     """
 
-    GRACE_S = 20.0
-
-    def __init__(self) -> None:
+    def __init__(self, grace_s: float) -> None:
         """Before other threads are started: they inherit that signals are not theirs."""
         self.following = False
+        self._grace_s = grace_s
         signals = {signal.SIGTERM, signal.SIGINT}
         signal.pthread_sigmask(signal.SIG_BLOCK, signals)
         threading.Thread(target=self._watch, args=(signals,), name="signals", daemon=True).start()
@@ -49,7 +48,7 @@ class FollowerSignals:
     def _watch(self, signals: set[signal.Signals]) -> None:
         number = signal.sigwait(signals)
         if self.following:
-            signal.sigtimedwait(signals, self.GRACE_S)
+            signal.sigtimedwait(signals, self._grace_s)
         leave_at_once(128 + number)
 
 

@@ -2,14 +2,17 @@
 
 import enum
 import fcntl
+import os
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 import zmq
 
 _HEARTBEAT_MS = 1000
 _HEARTBEAT_TIMEOUT_MS = 3000
-_RECEIVE_QUEUE = 8  # messages of one peer that wait to be read; times max_message_bytes is what a peer can make us hold
+_HANDSHAKE_MS = 5000  # whoever connects and then says nothing is let go after that
+# Messages of one peer that wait to be read. max_message_bytes is the most of one part; a message may have many.
+_RECEIVE_QUEUE = 8
 _SEND_QUEUE = 2048  # a tokenizer's chunks in one go, and results besides
 _LAST_WORDS_MS = 250
 # Plain numbers: flags are combined in Python, and slowly.
@@ -30,13 +33,33 @@ class Sent(enum.Enum):
     FULL = "peer does not read"
 
 
+class Guard(Protocol):
+    """Who may come in; see `executor_svc.curve`."""
+
+    def protect(self, context: zmq.Context, socket: zmq.Socket) -> None:
+        """Before the socket is bound."""
+
+    def stop(self) -> None:
+        """Before the context ends."""
+
+
 class Router:
     """Listens on one endpoint. Peers are known by the routing id that ZeroMQ gives each connection.
 
+    `guard` says who may come in; None lets everybody in. `ipc_mode` is what the file of an ipc endpoint may be used by.
     Raises EndpointTaken.
     """
 
-    def __init__(self, endpoint: str, *, max_message_bytes: int, longest_wait_ms: int) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        max_message_bytes: int,
+        longest_wait_ms: int,
+        guard: Guard | None = None,
+        ipc_mode: int = 0o600,
+    ) -> None:
+        self._guard = guard
         self._lock = _lock_ipc_path(endpoint)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -49,14 +72,27 @@ class Router:
             zmq.MAXMSGSIZE: max_message_bytes,
             zmq.RCVHWM: _RECEIVE_QUEUE,
             zmq.SNDHWM: _SEND_QUEUE,
+            zmq.HANDSHAKE_IVL: _HANDSHAKE_MS,
         }.items():
             self._socket.setsockopt(option, value)
         try:
+            if guard is not None:
+                guard.protect(self._context, self._socket)
+            self._bind(endpoint, ipc_mode)
+        except BaseException:
+            self.close()
+            raise
+        self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def _bind(self, endpoint: str, ipc_mode: int) -> None:
+        # The file must never be there with another mode, so it is made with this one.
+        mask = os.umask(0o777 & ~ipc_mode)
+        try:
             self._socket.bind(endpoint)
         except zmq.ZMQError as error:
-            self.close()
             raise EndpointTaken(f"cannot listen on {endpoint}: {error.strerror}") from error
-        self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        finally:
+            os.umask(mask)
 
     def receive(self, *, wait: bool) -> tuple[bytes, bytes | None] | None:
         """A peer and its message (None if it is not a single frame), or None where none has come.
@@ -88,8 +124,13 @@ class Router:
 
     def close(self) -> None:
         """Last words get a moment to leave; a peer that does not read cannot hold the process up for longer."""
+        if self._guard is not None:
+            self._guard.stop()
         self._context.destroy(linger=_LAST_WORDS_MS)
         if self._lock is not None:
+            lock = Path(self._lock.name)
+            for path in (lock.with_suffix(""), lock):  # ZeroMQ leaves its own; while the lock is held, nobody else's
+                path.unlink(missing_ok=True)
             self._lock.close()
 
 
@@ -98,13 +139,23 @@ def _lock_ipc_path(endpoint: str) -> IO[bytes] | None:
     if not endpoint.startswith("ipc://"):
         return None
     path = Path(endpoint.removeprefix("ipc://") + ".lock")
+    while True:
+        try:
+            lock = path.open("ab")
+        except OSError as error:
+            raise EndpointTaken(f"cannot listen on {endpoint}: {error.strerror}: {path}") from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            lock.close()
+            raise EndpointTaken(f"cannot listen on {endpoint}: another executor does") from error
+        if _is_at(lock, path):
+            return lock
+        lock.close()  # who held it has removed it meanwhile
+
+
+def _is_at(file: IO[bytes], path: Path) -> bool:
     try:
-        lock = path.open("ab")
-    except OSError as error:
-        raise EndpointTaken(f"cannot listen on {endpoint}: {error.strerror}: {path}") from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        lock.close()
-        raise EndpointTaken(f"cannot listen on {endpoint}: another executor does") from error
-    return lock
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False

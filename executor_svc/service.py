@@ -6,12 +6,11 @@ One thread and one socket. Only `_turn` waits for messages, where there is nothi
 import secrets
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 from google.protobuf.message import DecodeError
 
-from executor_svc.applied_plan import AppliedPlan
 from executor_svc.batch import ResidentBatch
 from executor_svc.garbage import GarbageCount
 from executor_svc.gathering import Gathering
@@ -20,13 +19,20 @@ from executor_svc.lending import Lender
 from executor_svc.loaded import LoadedModel
 from executor_svc.plan import PlanViolation
 from executor_svc.plan_checks import Limits
+from executor_svc.process import leave_at_once
+from executor_svc.recording import Taken, make_recorder
 from executor_svc.results import fill_results
 from executor_svc.router import Router, Sent
 from executor_svc.sessions import Session, Sessions
 from executor_svc.settings import ExecutorSettings
+from executor_svc.step_counts import StepCounts
+from executor_svc.step_watch import StepWatch
 from executor_svc.stepper import RunnerFailed, Stepper
 from executor_svc.tokenizer_sender import TokenizerSender
 from paged.v1 import executor_pb2
+
+if TYPE_CHECKING:
+    from executor_svc.step_traces import StepTraces
 
 MAX_EPOCHS_WITHOUT_STEP = 5  # more than a scheduler tries with one request
 _MESSAGES_PER_TURN = 256
@@ -54,17 +60,21 @@ class Service:
         router: Router,
         stop: StopFlag,
         clock: Callable[[], float] = time.monotonic,
+        traces: "StepTraces | None" = None,
     ) -> None:
         ownership = Ownership(settings.max_rows, model.num_blocks, settings.tokens_per_step)
         limits = Limits(
             model.facts.vocab_size, model.facts.max_model_len, model.facts.block_size, model.facts.rope_switch_len
         )
+        self.ownership = ownership  # for reading
         self._model = model
         self._router = router
         self._stop = stop
         self._clock = clock  # of silence and of what is overdue
         self._batch = ResidentBatch(ownership, limits)
         self._stepper = Stepper(self._batch, model.runner)
+        self._recorder = make_recorder(settings, model, self._batch, ownership, self._identity)
+        self._watch = StepWatch(settings.step_timeout_s, self._on_stuck)
         self._sessions = Sessions(
             batch=self._batch,
             lender=Lender(ownership),
@@ -72,22 +82,43 @@ class Service:
             plans_in_flight=settings.plans_in_flight,
             send=self._send,
             attached=self._attached,
+            recorder=self._recorder,
             timeout_s=settings.session_timeout_s,
         )
         self._tokenizer = TokenizerSender(model.bundle, router)
+        self._traces = traces
         self._garbage = GarbageCount()
         self._gathering = Gathering()
         self._recall_timeout_s = settings.recall_timeout_s
+        self._shutdown_grace_s = settings.shutdown_grace_s
         self._session_timeout_s = settings.session_timeout_s
         self._executor_id = secrets.token_hex(8)
         self._worst_step_s = model.warm_up_ms / 1e3
         self._epochs_without_step = 0
         self._next_probe = 0.0
         self._idle_since = time.perf_counter()
+        self.counts = StepCounts()
+
+    @property
+    def num_sessions(self) -> int:
+        return len(self._sessions)
+
+    @property
+    def num_waiting(self) -> int:
+        """Schedulers that wait for a first lease."""
+        return self._sessions.num_waiting
 
     def run(self) -> int:
-        """Returns the process's exit code: 0 when asked to stop, 1 when the runner cannot go on."""
+        """Returns the process's exit code: 0 when asked to stop, 1 when the runner cannot go on. Ends the process where
+        a step does not end."""
+        self._watch.start()
         while not self._stop.requested:
+            if not self.turn():
+                return 1
+        _log.info("stopping", sessions=len(self._sessions))
+        self._sessions.leave(self._shutdown_grace_s)
+        end = self._clock() + self._shutdown_grace_s
+        while len(self._sessions) and self._clock() < end:
             if not self.turn():
                 return 1
         try:
@@ -103,15 +134,18 @@ class Service:
             self._turn()
         except RunnerFailed as failure:
             _log.exception("runner_failed", epoch=self._sessions.epoch, reason=str(failure.__cause__ or failure))
+            self._watch.end()
+            self._recorder.write(str(failure))
             return self._begin_new_epoch(str(failure))
         return True
 
     def _turn(self) -> None:
         # Read before judging silence: after a long step, or a stop of the process, heartbeats wait in the socket.
+        was_at_hand = self._sessions.have_plans()  # a plan, when the last step's result was sent
         all_read = self._wait_for_messages()
         if self._sessions.have_plans():
-            self._gather()
-            self._step()
+            gathered = self._gather()
+            self._step(self._idle_since if was_at_hand and not gathered else time.perf_counter())
             all_read = self._take_messages()
         if self._tokenizer.busy():
             self._tokenizer.send_some()
@@ -131,12 +165,12 @@ class Service:
         self._handle(*received, self._clock())
         return not self._sessions.all_have_plans() and self._take_messages()
 
-    def _gather(self) -> None:
-        """Wait a moment for the plans of sessions that take part in the steps."""
+    def _gather(self) -> bool:
+        """Wait a moment for the plans of sessions that take part in the steps. Returns whether any was waited for."""
         missing = self._sessions.without_plans()
         allowance_s = self._gathering.allowance_s(missing) if missing else 0.0
         if not allowance_s:
-            return
+            return False
         begin = now = time.perf_counter()
         while now - begin < allowance_s:
             received = self._router.receive(wait=False)
@@ -148,6 +182,7 @@ class Service:
                 time.sleep(LONG_GATHER_S / 10)
             now = time.perf_counter()
         self._gathering.note_wait(time.perf_counter() - begin)
+        return True
 
     def _take_messages(self) -> bool:
         """Handle the messages that have come. Returns whether none is left."""
@@ -188,28 +223,27 @@ class Service:
             return
         self._sessions.attach(peer, request, now)
 
-    def _step(self) -> None:
-        begin = time.perf_counter()
-        issued: list[tuple[Session, AppliedPlan]] = []
-        for session in self._sessions.in_turn():
-            if not session.plans or (issued and session.plans[0].exclusive):
-                continue  # an exclusive plan waits until its session is first
-            plan = session.plans.popleft()
-            applied = self._issue(session, plan)
-            if applied is not None:
-                issued.append((session, applied))
-                if plan.exclusive:
-                    self._announce(session)
-                    break
+    def _step(self, begin: float) -> None:
+        """`begin` is when nothing was waited for any more."""
+        self._recorder.before_step(self._sessions.settle)
+        issued = self._issue_all()
         if not issued:
+            self._idle_since = time.perf_counter()
             return
-        plans = [applied for _, applied in issued]
+        plans = [taken.applied for _, taken in issued]
+        self._recorder.begin([taken for _, taken in issued])
+        self._watch.begin(self._worst_step_s)
+        taken_in_at = time.perf_counter()
         output = self._stepper.run(plans)
+        computed_at = time.perf_counter()
+        self._watch.end()
         messages = [executor_pb2.ToScheduler() for _ in plans]
-        fill_results(self._batch, plans, output, [message.result for message in messages])
+        results = [message.result for message in messages]
+        fill_results(self._batch, plans, output, results)
+        self._recorder.end(output, results)
         took_s = time.perf_counter() - begin
         wait_us = _micros(begin - self._idle_since)
-        computed = [session.number for session, applied in issued if applied.needs_step]
+        computed = [session.number for session, taken in issued if taken.applied.needs_step]
         if computed:
             self._gathering.note_step(computed, took_s)
         self._sessions.rebalance(self._clock())
@@ -218,24 +252,43 @@ class Service:
         if computed:
             self._worst_step_s = max(self._worst_step_s, took_s)
             self._epochs_without_step = 0
+        self.counts.note_step(plans, begin, taken_in_at, computed_at, time.perf_counter(), self._idle_since)
+        if self._traces is not None:
+            told = [(session.number, taken.plan) for session, taken in issued]
+            self._traces.note_step(told, begin, taken_in_at, computed_at, time.perf_counter())
         for session, _ in issued:
             session.intake.prepare()
         self._idle_since = time.perf_counter()
 
-    def _issue(self, session: Session, plan: executor_pb2.StepPlan) -> AppliedPlan | None:
+    def _issue_all(self) -> list[tuple[Session, Taken]]:
+        """One plan of each session that has any, or an exclusive one alone."""
+        issued: list[tuple[Session, Taken]] = []
+        for session in self._sessions.for_next_step():
+            plan = session.plans.popleft()
+            taken = self._issue(session, plan)
+            if taken is not None:
+                issued.append((session, taken))
+                if plan.exclusive:
+                    self._announce(session)
+                    break
+        return issued
+
+    def _issue(self, session: Session, plan: executor_pb2.StepPlan) -> Taken | None:
         """Take the plan into the batch; None where it broke a rule, and the session is over."""
         try:
             applied = session.intake.take(plan)
             self._sessions.note_lease(session, plan, self._clock())
         except PlanViolation as violation:
+            self._recorder.refused(plan, str(violation))
             self._sessions.end(session, str(violation), self._clock(), step=plan.step)
             return None
         except Exception as error:  # noqa: BLE001 - a plan must not be able to end more than its session
             _log.exception("plan_not_taken", session=session.number)
+            self._recorder.refused(plan, type(error).__name__)
             self._sessions.end(session, f"{type(error).__name__} over the plan", self._clock(), step=plan.step)
             return None
         session.issued_step = plan.step
-        return applied
+        return Taken(session.number, plan, applied)
 
     def _announce(self, session: Session) -> None:
         """If the step that follows takes the process down, the scheduler knows whose it was."""
@@ -255,9 +308,16 @@ class Service:
         if sent is not Sent.QUEUED:
             self._sessions.end(session, sent.value, now, tell=False)
 
+    def _on_stuck(self, spent_s: float) -> None:
+        """On the thread that watches: this one sits in the step."""
+        _log.error("step_stuck", seconds=round(spent_s, 1), epoch=self._sessions.epoch)
+        self._recorder.write(f"a step has not ended in {spent_s:.1f} s", wait=True)
+        leave_at_once(1)
+
     def _begin_new_epoch(self, reason: str) -> bool:
         """False where the runner has failed too often, or cannot begin anew."""
         self._epochs_without_step += 1
+        self.counts.runner_failures += 1
         try:
             self._sessions.end_epoch(reason, self._clock())
         except RunnerFailed as failure:
@@ -267,6 +327,9 @@ class Service:
             _log.error("giving_up", epochs_without_step=self._epochs_without_step)
             return False
         return True
+
+    def _identity(self) -> tuple[str, int]:
+        return self._executor_id, self._sessions.epoch
 
     def _attached(self) -> executor_pb2.Attached:
         return executor_pb2.Attached(

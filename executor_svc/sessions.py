@@ -12,14 +12,17 @@ from executor_svc.batch import ResidentBatch
 from executor_svc.intake import Intake
 from executor_svc.leases import Lease
 from executor_svc.lending import Lender
+from executor_svc.recording import NO_RECORDER, Recorder
 from executor_svc.router import Sent
 from executor_svc.stepper import Stepper
+from executor_svc.turns import Turns
 from paged.v1 import executor_pb2
 
 PROTOCOL_VERSION = 1
 MAX_WAITING = 64
 HOLDER_PROBE_S = 0.02  # a flood of Attach must not become one of probes
 MAX_SCHEDULER_ID_BYTES = 256
+SHUTTING_DOWN = "shutting down"
 
 Fault = executor_pb2.Fault
 _PROBE = executor_pb2.ToScheduler()  # says nothing: what counts is whether there is still a peer to take it
@@ -56,6 +59,7 @@ class Sessions:
         send: Callable[[bytes, executor_pb2.ToScheduler], Sent],
         attached: Callable[[], executor_pb2.Attached],
         timeout_s: float,
+        recorder: Recorder = NO_RECORDER,
     ) -> None:
         self._batch = batch
         self._lender = lender
@@ -64,10 +68,13 @@ class Sessions:
         self._send = send
         self._attached = attached
         self._timeout_s = timeout_s
+        self._recorder = recorder
         self._next_holder_probe = 0.0
         # Nanoseconds since 1970: no two processes ever count the same epochs.
         self.epoch = time.time_ns()
         self._last_number = 0
+        self._turns = Turns()
+        self._is_leaving = False
         self._by_peer: OrderedDict[bytes, Session] = OrderedDict()  # in the order of their turns
         self._waiting: OrderedDict[str, bytes] = OrderedDict()  # scheduler_id to peer, in order of asking
 
@@ -78,10 +85,10 @@ class Sessions:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
-    def in_turn(self) -> list[Session]:
-        """Every session; who was first is last at the next call."""
-        sessions = list(self._by_peer.values())
-        if len(sessions) > 1:
+    def for_next_step(self) -> list[Session]:
+        """Those whose first plan is in the next step; who is first in it is last in those after."""
+        sessions = self._turns.next_step(self._by_peer.values())
+        if sessions:
             self._by_peer.move_to_end(sessions[0].peer)
         return sessions
 
@@ -95,6 +102,11 @@ class Sessions:
     def have_plans(self) -> bool:
         return any(session.plans for session in self._by_peer.values())
 
+    def settle(self) -> None:
+        """The batch is told of all that was taken."""
+        for session in self._by_peer.values():
+            session.intake.settle()
+
     def attach(self, peer: bytes, request: executor_pb2.Attach, now: float) -> None:
         """Answer an Attach, now or when a lease is free. Raises RunnerFailed."""
         if request.protocol_version != PROTOCOL_VERSION:
@@ -104,6 +116,9 @@ class Sessions:
         if not 0 < len(request.scheduler_id.encode()) <= MAX_SCHEDULER_ID_BYTES:
             reason = f"scheduler_id must have 1 to {MAX_SCHEDULER_ID_BYTES} bytes"
             self._fault(peer, Fault.SCOPE_REFUSED, reason)
+            return
+        if self._is_leaving:
+            self._fault(peer, Fault.SCOPE_SESSION, SHUTTING_DOWN)
             return
         self._forget_waiting(peer)
         self._waiting.pop(request.scheduler_id, None)
@@ -203,6 +218,7 @@ class Sessions:
             return
         session.plans.clear()
         rows = self._batch.end_rows_of(session.number)
+        self._recorder.session_ended(session.number)
         self._lender.close(session.number)
         step = session.issued_step if step is None else step
         _log.info("session_ended", session=session.number, scheduler=session.scheduler_id, step=step, reason=reason)
@@ -222,15 +238,23 @@ class Sessions:
         self._lender.clear()
         self.epoch += 1
         self._stepper.reset()
+        self._recorder.epoch_ended()
         self._admit_waiting(now)
 
-    def shut_down(self, now: float) -> None:
-        """End all sessions, let nobody in. Raises RunnerFailed."""
+    def leave(self, grace_s: float) -> None:
+        """Let nobody in from now on, and have those who are here go elsewhere within this time."""
+        self._is_leaving = True
         for peer in self._waiting.values():
-            self._fault(peer, Fault.SCOPE_SESSION, "shutting down")
+            self._fault(peer, Fault.SCOPE_SESSION, SHUTTING_DOWN)
         self._waiting.clear()
+        for session in self._by_peer.values():
+            leaving = executor_pb2.Leaving(epoch=self.epoch, session=session.number, grace_ms=round(grace_s * 1e3))
+            self._send(session.peer, executor_pb2.ToScheduler(leaving=leaving))
+
+    def shut_down(self, now: float) -> None:
+        """End all sessions. Raises RunnerFailed."""
         for session in list(self._by_peer.values()):
-            self.end(session, "shutting down", now)
+            self.end(session, SHUTTING_DOWN, now)
 
     def _misfit(self, session: Session, plan: executor_pb2.StepPlan) -> str | None:
         if plan.epoch != self.epoch:

@@ -8,7 +8,10 @@ from typing import Literal, NoReturn
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from executor_svc.exposure import unguarded
+
 _ENV_PREFIX = "PAGED_EXECUTOR_"
+_MAX_IPC_PATH_BYTES = 107
 SMALLEST_SIMULATED_VOCABULARY = 258  # 256 bytes, <s> and </s>
 
 
@@ -33,6 +36,16 @@ class ExecutorSettings(BaseSettings):
     endpoint_file: Path | None = Field(
         None, description="File that the real endpoint is written to, at once and whole, when the executor is ready."
     )
+    curve_key_file: Path | None = Field(
+        None, description="File with the executor's own CURVE keys, secret and public; schedulers need the public one."
+    )
+    curve_allowed_keys: Path | None = Field(
+        None, description="File with the public CURVE key of the only scheduler let in, or directory of such (*.key)."
+    )
+    ipc_mode: str = Field(
+        "600", pattern="^[0-7]{3}$", description="Mode of an ipc endpoint's file, octal: who writes it may connect."
+    )
+    insecure: bool = Field(False, description="Listen beyond this machine without CURVE, to whoever comes.")
     model: str | None = Field(None, description="Model to serve: a directory, a hub id or a .gguf file.")
     served_name: str | None = Field(None, description="Name that clients know the model by; made from model if unset.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
@@ -108,10 +121,48 @@ class ExecutorSettings(BaseSettings):
         le=3600,
         description="Seconds that processes started by torchrun wait for each other within a step before all end.",
     )
+    step_timeout_s: float = Field(
+        15.0,
+        gt=0,
+        le=86_400,
+        description="Seconds after which a step that has not ended ends the process; slow models get longer.",
+    )
     max_message_bytes: int = Field(
         64 << 20, ge=1 << 22, le=1 << 30, description="Bytes of the largest message that is received."
     )
+    shutdown_grace_s: float = Field(
+        10.0,
+        ge=0,
+        le=3600,
+        allow_inf_nan=False,
+        description="Seconds that schedulers have, when the executor is told to stop, to have their requests computed "
+        "elsewhere or to end them.",
+    )
+    metrics_address: str | None = Field(
+        None,
+        pattern=r"^\S+:\d{1,5}$",
+        description="Where Prometheus may read, over plain HTTP, as HOST:PORT; nowhere if unset.",
+    )
+    traces_endpoint: str | None = Field(
+        None,
+        pattern=r"^https?://[^\s/]+/\S*$",
+        description="URL of the OTLP/HTTP receiver that gets spans of the steps of requests that schedulers trace, "
+        "such as http://HOST:4318/v1/traces; none are made if unset. Needs the extra tracing.",
+    )
     exit_with_parent: bool = Field(False, description="Die when the process that started this one does (Linux).")
+
+    record_dir: Path | None = Field(
+        None,
+        description="Directory that gets a file of the last steps after a fault, for `paged replay`; nothing is "
+        "recorded if unset.",
+    )
+    record_token_ids: bool = Field(
+        False, description="Keep token ids in these files: they hold prompts and answers then, and replay is exact."
+    )
+    record_max_bytes: int = Field(
+        64 << 20, ge=1 << 20, le=1 << 32, description="Bytes of plans and results that are kept for such a file."
+    )
+    record_max_files: int = Field(8, ge=1, le=10_000, description="Newest files that are kept in record_dir.")
 
     simulate: bool = Field(False, description="Serve the simulated model: exact, and without any weights.")
     simulate_vocab_size: int = Field(
@@ -141,6 +192,8 @@ class ExecutorSettings(BaseSettings):
         kind, _, place = endpoint.partition("://")
         if kind not in ("tcp", "ipc") or not place:
             raise ValueError("must be tcp://HOST:PORT or ipc://PATH")
+        if kind == "ipc" and len(place.encode()) > _MAX_IPC_PATH_BYTES:
+            raise ValueError(f"its path has {len(place.encode())} bytes; sockets have {_MAX_IPC_PATH_BYTES} at most")
         if kind == "tcp":
             port = place.rpartition(":")[2]
             if port != "*" and not (port.isdecimal() and int(port) < 1 << 16):
@@ -154,6 +207,8 @@ class ExecutorSettings(BaseSettings):
                 f"tokens_per_step {self.tokens_per_step} must exceed max_rows {self.max_rows}, "
                 "or prompts wait while all rows decode; raise one or lower the other"
             )
+        if problems := list(unguarded(self)):
+            raise ValueError("; ".join(problems))
         if self.simulate == (self.model is not None):
             raise ValueError("give either --model or --simulate")
         if self.simulate and self.block_size & (self.block_size - 1):

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from transformers.utils.generic import ModelOutput
 
 from executor_svc.model.attention import CurrentStep
+from executor_svc.model.fused import Wanted
 from executor_svc.model.rotary import LongTokens
 from executor_svc.model.step_columns import step_tensors
 
@@ -20,11 +21,19 @@ Head = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Forward:
-    """A model whose attention layers read `current` and whose rotary modules read `long_tokens`; and of each row the
-    token that it sampled last."""
+    """A model whose attention layers read `current`, whose rotary modules read `long_tokens`, and whose last layer may
+    listen to `wanted`; and of each row the token that it sampled last."""
 
-    def __init__(self, model: PreTrainedModel, current: CurrentStep, long_tokens: LongTokens, max_rows: int) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        current: CurrentStep,
+        long_tokens: LongTokens,
+        max_rows: int,
+        wanted: Wanted | None = None,
+    ) -> None:
         self.model = model
+        self._wanted = wanted or Wanted()
         self._current = current
         self._long_tokens = long_tokens
         self._head_takes_positions = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -47,8 +56,9 @@ class Forward:
 
     def hidden(self, columns: Columns, tokens: torch.Tensor) -> torch.Tensor:
         """`[len(tokens), width]`: what the model's head would be given, of those of the step's tokens, int64."""
-        hidden: torch.Tensor = self._run(columns, self.model.base_model).last_hidden_state[0]
-        return hidden.index_select(0, tokens)
+        with self._wanted.only(tokens):
+            hidden: torch.Tensor = self._run(columns, self.model.base_model).last_hidden_state[0]
+            return hidden if self._wanted.heard else hidden.index_select(0, tokens)
 
     def logits_and_head(self, columns: Columns, tokens: torch.Tensor) -> tuple[torch.Tensor, Head]:
         """As `logits`, and besides what gives those of others of the step's tokens, a few at a time.
@@ -82,7 +92,8 @@ class Forward:
 
     def without_logits(self, columns: Columns) -> None:
         """The same without a look at the head: keys and values are all that comes of it."""
-        self._run(columns, self.model.base_model)
+        with self._wanted.only(columns["positions"].new_zeros(1, dtype=torch.int64)):  # as few as there can be
+            self._run(columns, self.model.base_model)
 
     def _run(self, columns: Columns, module: torch.nn.Module, **options: torch.Tensor) -> Any:
         token_ids = columns["token_ids"]

@@ -103,10 +103,10 @@ def _load(settings: ExecutorSettings, device: torch.device, group: Group, progre
     long_tokens = rotary.install(model, switch_len)
     num_ids = vocab_size(model, tokenizer.facts)
     kv_dtype = _kv_dtype(layers, kernels, settings)
-    greedy_head = None
+    replaced = None
     if (products := _products(model, kernels, settings)) is not None:
-        greedy_head = fused.fuse(model, layers, kernels, products, max_model_len, progress).greedy
-    served = _Served(model, layers, kernels, num_ids, long_tokens, switch_len, settings, group, greedy_head, kv_dtype)
+        replaced = fused.fuse(model, layers, kernels, products, max_model_len, progress)
+    served = _Served(model, layers, kernels, num_ids, long_tokens, switch_len, settings, group, replaced, kv_dtype)
 
     num_blocks = choose_num_blocks(
         served.block_bytes,
@@ -213,7 +213,7 @@ class _Served:
     rope_switch_len: int
     settings: ExecutorSettings
     group: Group
-    greedy_head: fused.GreedyHead | None
+    fused: fused.Fused | None
     kv_dtype: torch.dtype | None
 
     @property
@@ -250,7 +250,8 @@ class _Served:
             long_tokens=self.long_tokens,
             rope_switch_len=self.rope_switch_len,
             agreed=self.group.agreed,
-            greedy_head=self.greedy_head,
+            greedy_head=self.fused.greedy if self.fused else None,
+            wanted=self.fused.wanted if self.fused else None,
         )
 
     def step_bytes(self, max_model_len: int) -> int:

@@ -11,7 +11,7 @@ from executor_svc.model.attention import CurrentStep
 from executor_svc.model.decode_graphs import DecodeGraphs, Recorder
 from executor_svc.model.device import first_line
 from executor_svc.model.forward import Columns, Forward
-from executor_svc.model.fused import GreedyHead
+from executor_svc.model.fused import GreedyHead, Wanted
 from executor_svc.model.memory import KVMemory
 from executor_svc.model.prompt_scores import score_tokens
 from executor_svc.model.rotary import LongTokens
@@ -71,6 +71,7 @@ class ModelRunner:
         rope_switch_len: int,
         agreed: Callable[[torch.Tensor], torch.Tensor] = _own,
         greedy_head: GreedyHead | None = None,
+        wanted: Wanted | None = None,
     ) -> None:
         self._memory = memory
         self._agreed = agreed
@@ -80,7 +81,7 @@ class ModelRunner:
         self._is_long = np.zeros(max_rows, np.bool_)
         self._sampler = Sampler(vocab_size, model.device)
         self._staging, self._readback = Staging(model.device), Readback(model.device)
-        self.forward = Forward(model, current, long_tokens, max_rows)
+        self.forward = Forward(model, current, long_tokens, max_rows, wanted)
         self._greedy_head = greedy_head
         self.graphs: DecodeGraphs | None = None
 

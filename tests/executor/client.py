@@ -7,6 +7,7 @@ holds the session until its stdin ends or it is killed.
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Self
 
 import zmq
@@ -30,10 +31,12 @@ TIMEOUT_S = 10.0
 class PlanClient:
     """Sends plans and reads what comes back; every wait ends with an AssertionError after TIMEOUT_S."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, guard: Callable[[zmq.Socket], None] = lambda socket: None) -> None:
+        """`guard` is given the socket before it connects."""
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.linger = 0
+        guard(self._socket)
         self._socket.connect(endpoint)
         self.attached = Attached()
         self.step = 0

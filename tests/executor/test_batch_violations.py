@@ -146,6 +146,9 @@ VIOLATIONS = {
         "joined.like",
         schedule(joins((2, 0)), (0, 2, True), (1, 1, True), (2, 0, True)),
     ),
+    "a like that does not exist": ("joined.like", schedule(joins((2, 4)), (4, 2, True), (2, 0, True))),
+    "a negative like": ("joined.like", schedule(joins((2, -1)), (-1, 2, True), (2, 0, True))),
+    "a like of another's": ("joined.like", schedule(joins((2, 3)), (3, 2, True), (2, 0, True))),
     "a like that does not sample": ("joined.like", schedule(joins((2, 0)), (0, 1, False), (2, 0, True))),
     "a row joined twice": (
         "joined.row",

@@ -10,7 +10,7 @@ import pytest
 
 from paged.v1.executor_pb2 import Fault
 from tests.executor.client import PlanClient
-from tests.executor.oracle import prefill, says_the_oracle
+from tests.executor.oracle import decode, prefill, says_the_oracle
 from tests.processes import Service, wait_for
 
 
@@ -23,9 +23,28 @@ def test_a_signal_ends_it_cleanly_and_tells_everybody(
         assert waiting.is_kept_waiting()
         client.run(prefill())
         executor.process.send_signal(number)
-        for peer in (client, waiting):
-            fault = peer.fault()
-            assert (fault.scope, fault.reason) == (Fault.SCOPE_SESSION, "shutting down")
+        fault = waiting.fault()
+        assert (fault.scope, fault.reason) == (Fault.SCOPE_SESSION, "shutting down")
+        leaving = client.receive().leaving
+        assert (leaving.epoch, leaving.session) == (client.attached.epoch, client.attached.session)
+        assert leaving.grace_ms == 10_000
+        with PlanClient(executor.address) as late:
+            late.ask_to_attach("three")
+            assert late.fault().reason == "shutting down"
+        client.run(decode())  # what runs there goes on
+        client.detach()
+    assert executor.process.wait(10) == 0
+
+
+def test_a_scheduler_that_does_not_leave_is_told_the_end_when_its_time_is_over(start: Callable[..., Service]) -> None:
+    executor = start("--shutdown-grace-s", "0.3")
+    with PlanClient(executor.address) as client:
+        client.attach()
+        client.run(prefill())
+        executor.process.terminate()
+        assert client.receive().HasField("leaving")
+        fault = client.fault()
+        assert (fault.scope, fault.reason) == (Fault.SCOPE_SESSION, "shutting down")
     assert executor.process.wait(10) == 0
 
 
@@ -54,6 +73,15 @@ def test_a_restart_takes_over_the_endpoint_of_a_killed_executor(
     with PlanClient(start(endpoint=endpoint).address) as client:
         client.attach()
         assert says_the_oracle(client)
+
+
+def test_an_orderly_end_leaves_no_file_of_its_endpoint(start: Callable[..., Service], tmp_path: Path) -> None:
+    directory = tmp_path / "sockets"
+    directory.mkdir()
+    executor = start(endpoint=f"ipc://{directory}/plans")
+    assert {file.name for file in directory.iterdir()} == {"plans", "plans.lock"}
+    assert executor.stop() == 0
+    assert list(directory.iterdir()) == []
 
 
 @pytest.mark.parametrize("transport", ["tcp", "ipc"])

@@ -46,8 +46,7 @@ def test_the_simulated_model_is_not_spread() -> None:
 FOLLOWER = """
 import signal, sys, time
 from executor_svc.process import FollowerSignals
-signals = FollowerSignals()
-signals.GRACE_S = float(sys.argv[2])
+signals = FollowerSignals(float(sys.argv[2]))
 signals.following = sys.argv[1] == "following"
 print("ready", flush=True)
 time.sleep(30)

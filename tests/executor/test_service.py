@@ -47,6 +47,15 @@ def test_two_plans_in_flight_are_answered_in_order(client: PlanClient) -> None:
     assert said == simulated_continuation(PROMPT, 2, vocab_size=VOCAB)
 
 
+def test_an_executor_waits_for_plans_that_are_not_at_hand_alone(start: Callable[..., Service]) -> None:
+    with PlanClient(start("--simulate-fixed-us", "500000").address) as client:
+        client.attach()
+        client.send_plan(prefill())
+        client.send_plan(decode())
+        assert client.result().wait_us > 0
+        assert client.result().wait_us == 0
+
+
 def test_logprobs_come_with_the_rows_that_asked(client: PlanClient) -> None:
     plan = StepPlan(started=[start_row(0, PROMPT, [1], parameters=sampling(logprobs=2)), start_row(1, PROMPT, [2])])
     result = client.run(schedule(plan, (0, 5, True), (1, 5, True)))

@@ -38,6 +38,23 @@ def test_a_long_context_in_parts_gives_what_it_gives_in_one(native, threads, dty
     assert_right(pool, TOLERANCES[dtype], **options)
 
 
+# So many that a thread takes all heads of a row, with steps of every length, and some that do not decode.
+MANY = [(1, context) for context in (1, 16, 17, 100, 128, 129, 145, 300, 400, 513)] * 2 + [(9, 60), (1, 0), (1, 260)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"window": 70}, {"soft_cap": 2.0}, {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0, 1.0, -0.5])}],
+    ids=str,
+)
+def test_many_rows_whose_heads_are_read_together(native, threads, dtype, options):
+    numbers = torch.bfloat16 if dtype == torch.int8 else dtype
+    poison = 0 if dtype == torch.int8 else torch.nan
+    pool = Pool(MANY, backend=native, heads=6, kv_heads=3, dtype=numbers, cache_dtype=dtype, poison=poison)
+    assert_right(pool, 5e-2 if dtype == torch.int8 else TOLERANCES[dtype], **options)
+
+
 def test_parts_of_large_scores_are_merged_by_their_true_weights(native, threads):
     pool = Pool([(1, 1500)], backend=native, heads=1, kv_heads=1)
     for score in (1e5, -1e5):

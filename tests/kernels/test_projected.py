@@ -86,6 +86,14 @@ def test_a_long_context_in_parts_sees_the_token_that_is_written(native, monkeypa
     torch.testing.assert_close(again, expected_again, atol=2e-5, rtol=2e-5)
 
 
+@pytest.mark.parametrize("native", NATIVE, ids=lambda backend: backend.name)
+def test_many_rows_whose_heads_are_read_together_see_the_tokens_that_are_written(native):
+    rows = [(1, context) for context in (1, 16, 17, 129, 145, 300)] * 2 + [(5, 40)]
+    (out, again), (expected, expected_again) = both(native, rows=rows)
+    torch.testing.assert_close(out, expected, atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(again, expected_again, atol=2e-5, rtol=2e-5)
+
+
 @pytest.mark.parametrize("native", [REFERENCE, *NATIVE], ids=lambda backend: backend.name)
 def test_wrong_arguments_are_refused_by_name(native):
     pool = Pool(MIXED, backend=native, block_size=16)

@@ -266,6 +266,11 @@ def distances_to_fp32(config, *, int8=False, measure=error):
 
 def paged_logits(model, layers, ids):
     """One row, in one step."""
+    return model(**one_step(model, layers, ids)).logits[0]
+
+
+def one_step(model, layers, ids):
+    """What a model is to be given for one row in one step, for which it is made ready."""
     current, backend = attention.CurrentStep(), native_backend(LEVEL)
     attention.register()
     model.set_attn_implementation(attention.ATTENTION_NAME)
@@ -282,7 +287,39 @@ def paged_logits(model, layers, ids):
             context_lens=torch.tensor([len(ids)], dtype=torch.int32),
         ),
     )
-    return model(input_ids=ids[None], position_ids=torch.arange(len(ids))[None], use_cache=False).logits[0]
+    return {"input_ids": ids[None], "position_ids": torch.arange(len(ids))[None], "use_cache": False}
+
+
+def asked_for_two(model):
+    """Whether the last layer left the others out; what it gave then, and what those two are in a step of all tokens."""
+    layers = prove(model, MAX_LEN)
+    wanted = fuse(model, layers, native_backend(LEVEL), Products(LEVEL), MAX_LEN).wanted
+    tokens = torch.tensor([3, 29])
+    with torch.inference_mode():
+        inputs = one_step(model, layers, torch.arange(30))
+        with wanted.only(tokens):
+            some = model.base_model(**inputs).last_hidden_state[0]
+            heard = wanted.heard
+        return heard, some, model.base_model(**inputs).last_hidden_state[0, tokens]
+
+
+@needs_native_products
+@pytest.mark.parametrize("name", ["llama", "gemma2", "qwen3"])
+def test_the_last_layer_goes_on_with_the_tokens_that_are_wanted(name):
+    heard, some, expected = asked_for_two(random_model(family(name), BF16))
+    assert heard
+    assert error(some, expected) < 2**-8
+
+
+@needs_native_products
+def test_the_last_layer_goes_on_with_all_where_what_follows_looks_at_all():
+    model = llama(BF16)
+    layers = prove(model, MAX_LEN)
+    model.model.norm.register_forward_hook(lambda _module, _inputs, made: made + made.mean(1, keepdim=True))
+    wanted = fuse(model, layers, native_backend(LEVEL), Products(LEVEL), MAX_LEN).wanted
+    with torch.inference_mode(), wanted.only(torch.tensor([3, 29])):
+        assert model.base_model(**one_step(model, layers, torch.arange(30))).last_hidden_state.shape[1] == 30
+        assert not wanted.heard
 
 
 @needs_native_products

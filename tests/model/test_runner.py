@@ -8,9 +8,23 @@ from executor_svc.model.made_steps import make_step
 from executor_svc.model.memory import choose_num_blocks
 from executor_svc.model.refusal import ModelRefused
 from executor_svc.model.runner import StepOutOfMemory
-from tests.model.conftest import BLOCK_SIZE
+from kernels.cpu import linear, supported
+from tests.model.conftest import BLOCK_SIZE, Model
+from tests.model.driver import Driver, Sequence, row_sampling
 
 GPU = torch.device("cuda", 0)
+
+
+@pytest.mark.skipif(not linear.is_native((*supported(), None)[0], torch.bfloat16), reason="this CPU multiplies no bf16")
+def test_the_last_mlp_is_for_tokens_that_somebody_samples_from(tiny_directories, monkeypatch):
+    driver = Driver(Model(tiny_directories["llama"], torch.bfloat16).loaded, 2)
+    num_tokens, own = [], linear.gated
+    monkeypatch.setattr(linear, "gated", lambda x, *rest: num_tokens.append(x.shape[-2]) or own(x, *rest))
+    for first_id in (1, 2):
+        driver.start(Sequence(list(range(first_id, first_id + 20)), 20, row_sampling()))
+    for chunk in (12, 8, 1):
+        driver.step(chunk)
+    assert num_tokens == [24, 1, 16, 2, 2, 2]  # of two layers; a step from which nobody samples goes on with one token
 
 
 def test_a_step_that_runs_out_of_memory_says_what_to_lower(llama, monkeypatch):

@@ -31,12 +31,20 @@ class FusedAttention:
         made = self.attend(hidden_states, position_embeddings, None)
         return (made, *[None] * (self.num_results - 1)) if self.num_results else made
 
-    def attend(self, hidden_states: torch.Tensor, turns: Turns | None, residual: torch.Tensor | None) -> torch.Tensor:
-        """hidden_states, residual and the result: `[1, tokens, width]`."""
+    def attend(
+        self,
+        hidden_states: torch.Tensor,
+        turns: Turns | None,
+        residual: torch.Tensor | None,
+        wanted: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """hidden_states: `[1, tokens, width]`; residual and the result likewise, of `wanted` alone if given."""
         cos, sin = None, None
         if self.rotation is not None and turns is not None:
             cos, sin = self.kept_factors.of(self.rotation, turns)
         attended = layer_of(self.module).attend_projected(
             self.qkv(hidden_states)[0], self.projection, cos, sin, self.rule
         )
+        if wanted is not None:
+            attended = attended.index_select(0, wanted)
         return self.output(attended[None], residual)

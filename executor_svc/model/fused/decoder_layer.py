@@ -20,6 +20,7 @@ from executor_svc.model.fused.heads import Turns
 from executor_svc.model.fused.norm import RMSNorm
 from executor_svc.model.fused.observe import NUM_TOKENS, Seen
 from executor_svc.model.fused.structure import is_untouched
+from executor_svc.model.fused.wanted import Wanted
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 _TURNS = "position_embeddings"
@@ -50,21 +51,26 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class FusedLayer:
-    """Stands for a decoder layer's `forward`. `num_results`: 0 where that returns no tuple."""
+    """Stands for a decoder layer's `forward`. `num_results`: 0 where that returns no tuple. The result is of the tokens
+    that `wanted` names, where it is given and names some."""
 
     attention: FusedAttention
     mlp: GatedMLP
     norms: list[RMSNorm]
     order: Order
     num_results: int
+    wanted: Wanted | None = None
 
     def __call__(self, hidden_states: torch.Tensor, position_embeddings: Turns | None = None, **_: object) -> Any:
         order, norms = self.order, self.norms
         x = hidden_states if order.before_attention is None else norms[order.before_attention](hidden_states)
+        wanted = None if self.wanted is None else self.wanted.take()
+        if wanted is not None:
+            hidden_states = hidden_states.index_select(1, wanted)
         if order.after_attention is None:
-            between = self.attention.attend(x, position_embeddings, hidden_states)
+            between = self.attention.attend(x, position_embeddings, hidden_states, wanted)
         else:
-            attended = self.attention.attend(x, position_embeddings, None)
+            attended = self.attention.attend(x, position_embeddings, None, wanted)
             between = hidden_states + norms[order.after_attention](attended)
         x = hidden_states if order.parallel else between
         if order.before_mlp is not None:

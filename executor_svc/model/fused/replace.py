@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
@@ -18,6 +18,7 @@ from executor_svc.model.fused.pages import give_back
 from executor_svc.model.fused.products import Product, Products
 from executor_svc.model.fused.structure import as_linear, let_go
 from executor_svc.model.fused.trial import Trial
+from executor_svc.model.fused.wanted import Wanted
 from executor_svc.model.progress import Progress, silent, tracked
 from executor_svc.model.proof import ProvenLayer
 from kernels import Backend
@@ -28,11 +29,13 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """What became of a model: how many modules of each kind were replaced; and what finds the likeliest tokens of
-    hidden states, None where that takes logits."""
+    """What became of a model: how many modules of each kind were replaced; what finds the likeliest tokens of hidden
+    states, None where that takes logits; and what may be told of whose hidden states are wanted, whether or not it is
+    heard."""
 
     replaced: dict[str, int]
     greedy: GreedyHead | None
+    wanted: Wanted
 
 
 def fuse(
@@ -68,7 +71,19 @@ def fuse(
     log.info("modules_fused", products="native" if products.are_native(model.dtype) else "torch", **replaced)
     greedy = None if head is None or head_rule is None else head_rule.greedy(head)
     trial.check(greedy)
-    return Fused(replaced, greedy)
+    return Fused(replaced, greedy, _last_layer_told(model, trial))
+
+
+def _last_layer_told(model: PreTrainedModel, trial: Trial) -> Wanted:
+    """What the model's last layer listens to, if it is understood and what follows it takes each token by itself."""
+    wanted = Wanted()
+    layers = [module for module in model.modules() if isinstance(vars(module).get("forward"), decoder_layer.FusedLayer)]
+    if layers:
+        whole: decoder_layer.FusedLayer = vars(layers[-1])["forward"]
+        layers[-1].forward = replace(whole, wanted=wanted)
+        if not trial.may_leave_out(wanted):
+            layers[-1].forward = whole
+    return wanted
 
 
 class _Fusing:

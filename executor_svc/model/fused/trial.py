@@ -3,12 +3,17 @@
 Each replacement has been proved by itself; this is about what lies between them.
 """
 
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 from transformers import PreTrainedModel
 
 from executor_svc.model import attention
-from executor_svc.model.fused.agreement import error
+from executor_svc.model.fused.agreement import EXACT, ROUNDING, error, given
 from executor_svc.model.fused.output import GreedyHead
+from executor_svc.model.fused.wanted import Wanted
 from executor_svc.model.proof import ProvenLayer, hidden_as_zero
 from executor_svc.model.refusal import ModelRefused, reason
 from kernels import Backend, Rows
@@ -50,8 +55,39 @@ class Trial:
                 raise ModelRefused(f"{name} has likelier tokens than its greedy head finds; set fused_modules to false")
 
     @torch.inference_mode()
+    def may_leave_out(self, wanted: Wanted) -> bool:
+        """Whether the last hidden states of some of a step's tokens stay what they are where its last layer leaves the
+        others out."""
+        tokens = torch.tensor([4, 12])
+        with self._attached() as current:
+            inputs = next(self._steps(current))
+
+            def hidden() -> torch.Tensor:
+                return self._model.base_model(**inputs).last_hidden_state[0]
+
+            whole = given(hidden)
+            with wanted.only(tokens):
+                some = given(hidden)
+                heard = wanted.heard
+        if whole is None or some is None or not heard:
+            return False
+        return error(some, whole.index_select(0, tokens)) <= (EXACT if whole.dtype == torch.float32 else ROUNDING)
+
+    @torch.inference_mode()
     def _run(self, greedy: GreedyHead | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits of all tokens, and the likeliest ids by `greedy`."""
+        logits, found = [], []
+        with self._attached() as current:
+            for inputs in self._steps(current):
+                logits.append(hidden_as_zero(self._model(**inputs).logits[0]))
+                if greedy is not None:
+                    hidden = self._model.base_model(**inputs).last_hidden_state[0]
+                    found.append(greedy(hidden, logits[-1].shape[-1]))
+        return torch.cat(logits), torch.cat(found) if found else torch.empty(0, dtype=torch.int64)
+
+    @contextlib.contextmanager
+    def _attached(self) -> Iterator[attention.CurrentStep]:
+        """The model's layers on small caches of their own, and the step that they read."""
         model, current = self._model, attention.CurrentStep()
         attention.register()
         model.set_attn_implementation(attention.ATTENTION_NAME)
@@ -60,8 +96,13 @@ class Trial:
                 3, _BLOCK_SIZE, layer.num_kv_heads, layer.key_dim, layer.value_dim, layer.dtype, model.device
             )
             attention.attach(layer.module, attention.PagedLayer(self._backend, keys, values, current, layer.window))
-        vocab_size = model.config.get_text_config().vocab_size
-        logits, found, done = [], [], [0, 0]
+        yield current
+        for layer in self._layers:
+            attention.detach(layer.module)
+
+    def _steps(self, current: attention.CurrentStep) -> Iterator[dict[str, Any]]:
+        """What the model is given in each step, while `current` is that step."""
+        vocab_size, done = self._model.config.get_text_config().vocab_size, [0, 0]
         for counts in _COUNTS:
             positions = [torch.arange(n, n + count) for n, count in zip(done, counts, strict=True)]
             done = [n + count for n, count in zip(done, counts, strict=True)]
@@ -74,15 +115,8 @@ class Trial:
                 ),
             )
             ids = torch.cat([(17 * own + 5 * row + 3) % vocab_size for row, own in enumerate(positions)])
-            inputs = {
+            yield {
                 "input_ids": ids[None],
                 "position_ids": torch.cat(positions)[None].clamp_max(self._longest - 1),
                 "use_cache": False,
             }
-            logits.append(hidden_as_zero(model(**inputs).logits[0]))
-            if greedy is not None:
-                hidden = model.base_model(**inputs).last_hidden_state[0]
-                found.append(greedy(hidden, logits[-1].shape[-1]))
-        for layer in self._layers:
-            attention.detach(layer.module)
-        return torch.cat(logits), torch.cat(found) if found else torch.empty(0, dtype=torch.int64)

@@ -19,73 +19,53 @@ struct Place {
   const uint32_t *key, *value;
 };
 
-// A unit for one KV head.
+// A unit for KV heads [first_head, last_head).
 struct Item {
   const Unit* unit = nullptr;
-  int64_t head = 0;
+  int64_t first_head = 0, last_head = 0;
+
+  int64_t first_position() const { return unit->begin / kGroup * kGroup; }
 };
 
-// Goes from group to group along an item's context.
-class Walk {
- public:
-  explicit Walk(const KvLayout& cache) : cache_(cache), value_group_(kGroup / cache.pack * cache.value_row) {}
+// The groups of tokens of one step of an item, in words from where a head's part of a block begins.
+struct Groups {
+  int count = 0;
+  int64_t first_head = 0;
+  int64_t keys[kGroupsPerStep], values[kGroupsPerStep];
 
-  void go_to(const Item& item, int64_t position) {
-    item_ = item;
-    keys_ = cache_.keys + item.head * cache_.key_head;
-    values_ = cache_.values + item.head * cache_.value_head;
-    position_ = position;
-    index_ = position / cache_.block_size, offset_ = position % cache_.block_size;
-    value_offset_ = offset_ / kGroup * value_group_;
-  }
-
-  const Item& item() const { return item_; }
-  bool ended() const { return position_ >= item_.unit->end; }
-
-  Place next() {
-    const int64_t block = item_.unit->block(index_);
-    const Place place{keys_ + block * cache_.key_block + offset_, values_ + block * cache_.value_block + value_offset_};
-    position_ += kGroup;
-    offset_ += kGroup, value_offset_ += value_group_;
-    if (offset_ == cache_.block_size) offset_ = value_offset_ = 0, ++index_;
-    return place;
-  }
-
- private:
-  const KvLayout& cache_;
-  const int64_t value_group_;  // words from one group of a block to the next
-  Item item_;
-  const uint32_t *keys_ = nullptr, *values_ = nullptr;
-  int64_t position_ = 0, index_ = 0, offset_ = 0, value_offset_ = 0;  // of the group after
-};
-
-// The groups of tokens that will be needed, in order, one step ahead of those that are worked on: through the rest of an
-// item and into the one after it.
-class Ahead {
- public:
-  explicit Ahead(const KvLayout& cache) : walk_(cache) {}
-
-  // `item` begins; `following` comes after it.
-  void begin(const Item& item, const Item& following) {
-    const Item& at = walk_.item();
-    if (at.unit != item.unit || at.head != item.head)
-      walk_.go_to(item, item.unit->begin / kGroup * kGroup + kStep);
-    following_ = following;
-  }
-
-  // The next group, or `otherwise` where there is none.
-  Place next(const Place& otherwise) {
-    if (walk_.ended()) {
-      if (following_.unit == nullptr) return otherwise;
-      walk_.go_to(following_, following_.unit->begin / kGroup * kGroup);
-      following_ = {};
+  // Those from position `begin` on.
+  void find(const KvLayout& cache, const Item& item, int64_t begin) {
+    const int64_t value_group = kGroup / cache.pack * cache.value_row;  // words from one group of a block to the next
+    count = static_cast<int>(std::min<int64_t>(kGroupsPerStep, (item.unit->end - begin + kGroup - 1) / kGroup));
+    first_head = item.first_head;
+    int64_t index = begin / cache.block_size, offset = begin % cache.block_size;
+    for (int i = 0; i < count; ++i) {
+      const int64_t block = item.unit->block(index);
+      keys[i] = block * cache.key_block + offset;
+      values[i] = block * cache.value_block + offset / kGroup * value_group;
+      offset += kGroup;
+      if (offset == cache.block_size) offset = 0, ++index;
     }
-    return walk_.next();
   }
+};
 
- private:
-  Walk walk_;
-  Item following_;
+// What one head reads of a step.
+struct HeadGroups {
+  const Groups* groups;
+  int64_t head;
+
+  int count() const { return groups->count; }
+  Place place(const KvLayout& cache, int group) const {
+    return {cache.keys + head * cache.key_head + groups->keys[group],
+            cache.values + head * cache.value_head + groups->values[group]};
+  }
+  // All lines of groups [first, count) at once, in turn.
+  void fetch_all(const KvLayout& cache, int first) const {
+    for (int64_t i = 0; i < cache.key_rows; ++i)
+      for (int group = first; group < count(); ++group) fetch(place(cache, group).key + i * cache.block_size);
+    for (int64_t i = 0; i < kGroup / cache.pack * cache.value_row; i += kGroup)
+      for (int group = first; group < count(); ++group) fetch(place(cache, group).value + i);
+  }
 };
 
 // A thread's memory for one item.
@@ -94,20 +74,20 @@ struct Room {
   Scratch heads, queries, out, scores, weights, edge, running, ranges;
 };
 
-// The queries of an item, and what they have attended to so far.
+// The queries of one head of an item, and what they have attended to so far.
 template <class Kind>
 struct Attending {
   using Number = typename Kind::Number;
 
-  int num_rows;                // query rows: tokens times heads of the group
-  int64_t query_stride;        // numbers from one row of queries to the next
-  const Number* queries;       // [num_rows][query_stride], zero behind the head's size
-  const int32_t *low, *high;   // [num_rows] positions seen
-  float* out;                  // [num_rows][value_row]
-  Running* running;            // [num_rows]
+  int num_rows;               // query rows: tokens times heads of the group
+  int64_t query_stride;       // numbers from one row of queries to the next
+  Number* queries;            // [num_rows][query_stride], zero behind the head's size
+  const int32_t *low, *high;  // [num_rows] positions seen
+  float* out;                 // [num_rows][value_row]
+  Running* running;           // [num_rows]
 };
 
-// One step of the context: its groups of 16 tokens that are seen by anyone, and where each of its vectors lies.
+// One step of the context for one head: where each of its vectors lies, and those that are fetched meanwhile.
 struct Step {
   int64_t begin;
   int num_vectors;
@@ -164,62 +144,55 @@ void take_values(int64_t stride, const Place* places, const Place* later, int nu
   }
 }
 
-// The step that begins at `step_begin`, of a unit that sees positions [begin, end). `edge` has room for two rows of
-// values.
+// What `now` reads of the step at `step_begin`, of a unit that sees positions [begin, end). What `then` reads will be fetched
+// line by line with it; at once, where `now` has no groups for that. `edge` has room for two rows of values.
 template <int kPack>
-void find_step(const KvLayout& cache, int64_t step_begin, int64_t begin, int64_t end, Walk& walk, Ahead& ahead,
-               uint32_t* edge, Step& step) {
+void find_step(const KvLayout& cache, const HeadGroups& now, const HeadGroups& then, int64_t step_begin, int64_t begin,
+               int64_t end, uint32_t* edge, Step& step) {
   constexpr int kVectors = kGroup / kLanes;  // of a group
-  const int num_groups = static_cast<int>(std::min<int64_t>(kGroupsPerStep, (end - step_begin + kGroup - 1) / kGroup));
   step.begin = step_begin;
-  step.num_vectors = num_groups * kVectors;
+  step.num_vectors = now.count() * kVectors;
   Place places[kGroupsPerStep], later[kGroupsPerStep];
-  for (int group = 0; group < num_groups; ++group) {
-    places[group] = walk.next();
-    later[group] = ahead.next(places[group]);
+  for (int group = 0; group < now.count(); ++group) {
+    places[group] = now.place(cache, group);
+    later[group] = group < then.count() ? then.place(cache, group) : places[group];
     for (int i = 0; i < kVectors; ++i) {
       step.keys[group * kVectors + i] = places[group].key + i * kLanes;
       step.keys_ahead[group * kVectors + i] = later[group].key + i * kLanes;
     }
   }
+  if (now.count() < then.count()) then.fetch_all(cache, now.count());
   if (begin <= step_begin && end >= step_begin + kStep)
     return take_all_values<kPack>(cache.value_row, places, later, step.values);
-  take_values<kPack>(cache.value_row, places, later, num_groups, begin - step_begin, end - step_begin, edge, step.values);
+  take_values<kPack>(cache.value_row, places, later, now.count(), begin - step_begin, end - step_begin, edge,
+                     step.values);
 }
 
-// Lets the queries attend to positions [begin, end) of the table.
+// Lets one head's queries attend to a step.
 template <class Kind>
-void attend(const KvLayout& cache, const ScoreFactors& factors, const Item& item, const Attending<Kind>& attending,
-            Ahead& ahead, Products<Kind>& products, Room<Kind>& room) {
+void attend(const KvLayout& cache, const ScoreFactors& factors, const Attending<Kind>& attending, const Step& step,
+            Products<Kind>& products, Room<Kind>& room) {
   using Number = typename Kind::Number;
-  const Unit& unit = *item.unit;
-  float* scores = room.scores.template get<float>(kInnerRows * kStep);
   constexpr int64_t kWeights = row_size<Kind>(kStep);
+  float* scores = room.scores.template get<float>(kInnerRows * kStep);
   Number* weights = room.weights.template get<Number>(kInnerRows * kWeights);
-  uint32_t* edge = room.edge.template get<uint32_t>(2 * cache.value_row);
   float decay[kInnerRows];
-  Step step;
-  const int64_t first_position = unit.begin / kGroup * kGroup;
-  Walk walk(cache);
-  walk.go_to(item, first_position);
-  for (int64_t begin = first_position; begin < unit.end; begin += kStep) {
-    find_step<Kind::kPack>(cache, begin, unit.begin, unit.end, walk, ahead, edge, step);
-    const int64_t step_end = begin + step.num_vectors * kLanes;
-    for (int first = 0; first < attending.num_rows; first += kInnerRows) {
-      const int num_rows = std::min(kInnerRows, attending.num_rows - first);
-      const int32_t *low = attending.low + first, *high = attending.high + first;
-      const bool unseen = unit.num_queries > 1 && (*std::min_element(low, low + num_rows) >= step_end ||
-                                                   *std::max_element(high, high + num_rows) <= begin);
-      if (unseen) continue;
-      products.score(attending.queries + first * attending.query_stride, attending.query_stride, num_rows, step.keys,
-                     step.keys_ahead, cache.block_size, cache.depth, step.num_vectors, scores);
-      for (int i = 0; i < num_rows; ++i)
-        decay[i] = weights_of<Kind>(scores + i * kStep, step.num_vectors, low[i] - begin, high[i] - begin, factors,
-                                    {step.keys, cache.block_size, cache.depth}, attending.running[first + i],
-                                    weights + i * kWeights);
-      products.weigh(weights, num_rows, step.num_vectors, step.values, decay,
-                     attending.out + first * cache.value_row, cache.value_row);
-    }
+  const int64_t step_end = step.begin + step.num_vectors * kLanes;
+  bool fetching = true;  // until some rows have
+  for (int first = 0; first < attending.num_rows; first += kInnerRows) {
+    const int num_rows = std::min(kInnerRows, attending.num_rows - first);
+    const int32_t *low = attending.low + first, *high = attending.high + first;
+    if (*std::min_element(low, low + num_rows) >= step_end || *std::max_element(high, high + num_rows) <= step.begin)
+      continue;
+    products.score(attending.queries + first * attending.query_stride, attending.query_stride, num_rows, step.keys,
+                   step.keys_ahead, fetching, cache.block_size, cache.depth, step.num_vectors, scores);
+    for (int i = 0; i < num_rows; ++i)
+      decay[i] = weights_of<Kind>(scores + i * kStep, step.num_vectors, low[i] - step.begin, high[i] - step.begin,
+                                  factors, {step.keys, cache.block_size, cache.depth}, attending.running[first + i],
+                                  weights + i * kWeights);
+    products.weigh(weights, num_rows, step.num_vectors, step.values, fetching, decay,
+                   attending.out + first * cache.value_row, cache.value_row);
+    fetching = false;
   }
 }
 

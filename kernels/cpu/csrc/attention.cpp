@@ -6,114 +6,40 @@
 
 #include <memory>
 
-#include "attend.h"
-#include "heads.h"
-#include "kv_write.h"
+#include "attended.h"
 #include "parallel.h"
-#include "results.h"
 
 namespace paged {
 namespace {
 
-// Where a call's queries come from: as they are given, or from a projection, whose keys and values are written, too.
-struct Call {
-  KvLayout cache;
-  Results results;
-  ScoreFactors factors;
-  int64_t group, key_dim;
-  const Heads* queries;
-  const Projected* projected;
-  const int64_t* slots;  // of projected tokens
-};
-
-// The key and value of one head of a projected token into their slot. `room` is for two heads.
-void write_projected(const Call& call, int64_t token, int64_t head, float* room) {
-  float* value = room + call.key_dim;
-  call.projected->key(token, head, room);
-  call.projected->value(token, head, value);
-  write_slot(call.cache, call.slots[token], head, room, call.key_dim, value);
-}
-
-// Numbers of a row of queries, whose memory is a multiple of 32.
+// Step by step through the item's part of the context, and head by head through each step. `groups` are those of its first
+// step, and become those of the first of `following`.
 template <class Kind>
-int64_t query_row(const Call& call) {
-  return (row_size<Kind>(call.cache.depth * Kind::kPack) + 31) / 32 * 32;
-}
-
-// A row of queries, with zeros behind the head's size.
-template <class Kind>
-void put_query(const Call& call, const float* from, typename Kind::Number* to) {
-  const int64_t size = call.cache.depth * Kind::kPack;
-  if constexpr (Kind::kPack == 4) {
-    Kind::put_row(from, call.key_dim, size, to);
-  } else {
-    narrow(from, call.key_dim, to);
-    std::memset(to + call.key_dim, 0, (size - call.key_dim) * sizeof(*to));
-  }
-}
-
-// `early`: rows of projected queries that were made before, [token][head].
-template <class Kind>
-void load_query(const Call& call, const QueryToken& query, int64_t head, const typename Kind::Number* early,
-                float* room, typename Kind::Number* to) {
-  using Number = typename Kind::Number;
-  if (call.projected != nullptr) {
-    if (!query.alone || query.slot >= 0) {
-      const int64_t row = query_row<Kind>(call);
-      std::memcpy(to, early + (query.token * call.results.num_heads + head) * row, row * sizeof(Number));
-    } else {
-      call.projected->query(query.token, head, room);
-      put_query<Kind>(call, room, to);
-    }
-    return;
-  }
-  call.queries->with(query.token, head, [&](const auto* from) {
-    using From = std::remove_cv_t<std::remove_reference_t<decltype(*from)>>;
-    if constexpr (std::is_same_v<From, Number> && Kind::kPack != 4) {
-      std::memcpy(to, from, call.key_dim * sizeof(Number));
-      std::memset(to + call.key_dim, 0, (call.cache.depth * Kind::kPack - call.key_dim) * sizeof(Number));
-    } else {
-      widen(from, call.key_dim, room);
-      put_query<Kind>(call, room, to);
-    }
-  });
-}
-
-template <class Kind>
-void do_item(const Call& call, const Plan& plan, const Item& item, const typename Kind::Number* early, Ahead& ahead,
-             Products<Kind>& products, Room<Kind>& room) {
-  using Number = typename Kind::Number;
+void do_item(const Call& call, const Plan& plan, const Item& item, const Item& following,
+             const typename Kind::Number* early, Groups& groups, Products<Kind>& products, Room<Kind>& room) {
+  const KvLayout& cache = call.cache;
+  const Attended<Kind> attended(call, plan, item, room);
+  uint32_t* edge = room.edge.template get<uint32_t>(2 * cache.value_row);
   const Unit& unit = *item.unit;
-  const QueryToken* tokens = plan.queries.data() + unit.first_query;
-  const int num_rows = static_cast<int>(unit.num_queries * call.group);
-  const int padded = Products<Kind>::padded(num_rows);
-  const int64_t value_row = call.cache.value_row, stride = query_row<Kind>(call);
-  float* head_room = room.heads.template get<float>(2 * std::max(call.key_dim, value_row));
-  if (call.projected != nullptr && tokens[0].alone && tokens[0].slot < 0)
-    write_projected(call, tokens[0].token, item.head, head_room);
-  int32_t* low = room.ranges.template get<int32_t>(2 * num_rows);
-  int32_t* high = low + num_rows;
-  Running* running = room.running.template get<Running>(num_rows);
-  float* out = room.out.template get<float>(padded * value_row);
-  std::memset(out, 0, num_rows * value_row * sizeof(float));
-  Number* queries = room.queries.template get<Number>(padded * stride);
-  for (int row = 0; row < num_rows; ++row) {
-    const QueryToken& query = tokens[row / call.group];
-    low[row] = query.low, high[row] = query.high;
-    running[row].clear();
-    load_query<Kind>(call, query, item.head * call.group + row % call.group, early, head_room, queries + row * stride);
-  }
-  attend<Kind>(call.cache, call.factors, item, {num_rows, stride, queries, low, high, out, running}, ahead, products,
-               room);
-  for (int row = 0; row < num_rows; ++row) {
-    const QueryToken& query = tokens[row / call.group];
-    const int64_t head = item.head * call.group + row % call.group;
-    const float *values = out + row * value_row, sum = running[row].sum();
-    if (query.slot < 0) {
-      call.results.finish(query.token, head, values, running[row].largest, sum);
-    } else {
-      call.results.put_part(query.slot, head, values, running[row].largest, sum);
+  Step step;
+  for (int64_t begin = item.first_position(); begin < unit.end; begin += kStep) {
+    const bool last = begin + kStep >= unit.end;
+    Groups later;
+    if (!last) {
+      later.find(cache, item, begin + kStep);
+    } else if (following.unit != nullptr) {
+      later.find(cache, following, following.first_position());
     }
+    for (int64_t head = item.first_head; head < item.last_head; ++head) {
+      if (begin == item.first_position()) attended.begin(head, early);
+      const HeadGroups now{&groups, head};
+      const bool within = head + 1 < item.last_head;
+      const HeadGroups then{within ? &groups : &later, within ? head + 1 : later.first_head};
+      find_step<Kind::kPack>(cache, now, then, begin, unit.begin, unit.end, edge, step);
+      attend<Kind>(cache, call.factors, attended.of(head), step, products, room);
+      if (last) attended.finish(head);
+    }
+    groups = later;
   }
 }
 
@@ -126,14 +52,20 @@ const typename Kind::Number* do_early(const Call& call, const Plan& plan) {
   const int64_t num_heads = call.results.num_heads;
   const int64_t row = query_row<Kind>(call);
   Number* queries = scratch.get<Number>((plan.early_tokens.back() + 1) * num_heads * row);
-  for_each_item(static_cast<int64_t>(plan.early_tokens.size()), [&](int64_t i) {
+  const auto count = static_cast<int64_t>(plan.early_tokens.size());
+  const auto slot = [&](int64_t i) { return call.slots[plan.early_tokens[i]]; };
+  for_each_item(count, [&](int64_t first) {
     thread_local Scratch heads;
     float* room = heads.get<float>(2 * std::max(call.key_dim, call.cache.value_row));
-    const int64_t token = plan.early_tokens[i];
-    for (int64_t head = 0; head < call.cache.num_kv_heads; ++head) write_projected(call, token, head, room);
-    for (int64_t head = 0; head < num_heads; ++head) {
-      call.projected->query(token, head, room);
-      put_query<Kind>(call, room, queries + (token * num_heads + head) * row);
+    const int64_t end = end_of_group(first, count, slot);
+    for (int64_t head = 0; head < call.cache.num_kv_heads; ++head)
+      for (int64_t i = first; i < end; ++i) write_projected(call, plan.early_tokens[i], head, room);
+    for (int64_t i = first; i < end; ++i) {
+      const int64_t token = plan.early_tokens[i];
+      for (int64_t head = 0; head < num_heads; ++head) {
+        call.projected->query(token, head, room);
+        put_query<Kind>(call, room, queries + (token * num_heads + head) * row);
+      }
     }
   });
   return queries;
@@ -146,25 +78,28 @@ void attend_all(const Call& call, const Plan& plan) {
   const typename Kind::Number* early = do_early<Kind>(call, plan);
   const int64_t num_heads = call.cache.num_kv_heads, num_units = static_cast<int64_t>(plan.units.size());
   const int64_t num_items = num_units * num_heads;
-  const auto item_at = [&](int64_t i) {
-    return i < num_items ? Item{&plan.units[i / num_heads], i % num_heads} : Item{};
-  };
-  // A unit's heads lie side by side, so one thread reads them, where that does not leave others without work at the end.
+  // A unit's heads lie side by side, so one thread reads them, where that does not leave others without work at the end;
+  // those of one query read each step of the context together.
   const int64_t at_once = num_units >= kManyUnits * at::get_num_threads() ? num_heads : 1;
   std::atomic<int64_t> next{0};
   on_each_thread(static_cast<int>(std::min<int64_t>(at::get_num_threads(), num_items)), [&](int) {
     thread_local Room<Kind> room;
-    Ahead ahead(call.cache);
     Products<Kind> products;
     int64_t at = 0, end = 0;
     const auto take = [&] {
       if (at == end) at = next.fetch_add(at_once), end = at + at_once;
-      return item_at(at++);
+      if (at >= num_items) return Item{};
+      const Unit* unit = &plan.units[at / num_heads];
+      const int64_t head = at % num_heads, count = unit->num_queries == 1 ? end - at : 1;
+      at += count;
+      return Item{unit, head, head + count};
     };
-    for (Item item = take(), following; item.unit; item = following) {
+    Item item = take(), following;
+    Groups groups;
+    if (item.unit != nullptr) groups.find(call.cache, item, item.first_position());
+    for (; item.unit != nullptr; item = following) {
       following = take();
-      ahead.begin(item, following);
-      do_item<Kind>(call, plan, item, early, ahead, products, room);
+      do_item<Kind>(call, plan, item, following, early, groups, products, room);
     }
   });
   for_each_item(static_cast<int64_t>(plan.merged_tokens.size()), [&](int64_t i) {

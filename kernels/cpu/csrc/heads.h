@@ -18,11 +18,6 @@ inline void widen(const c10::Half* from, int64_t count, float* to) {
   for (int64_t i = 0; i < count; ++i) to[i] = static_cast<float>(from[i]);
 }
 
-inline void narrow(const float* from, int64_t count, float* to) { std::memcpy(to, from, count * sizeof(float)); }
-inline void narrow(const float* from, int64_t count, uint16_t* to) {
-  for (int64_t i = 0; i < count; ++i) to[i] = to_bf16(from[i]);
-}
-
 // Heads in memory: `[num_tokens, num_heads, dim]`, of fp32, bf16 or fp16, the last dimension's elements side by side.
 struct Heads {
   const char* data;

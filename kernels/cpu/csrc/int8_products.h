@@ -130,7 +130,7 @@ struct Int8Sums {
 // Sums take two registers each.
 constexpr int int8_width(int m) { return m == 1 ? 8 : m <= 3 ? 4 : 2; }
 
-template <int M, int N>
+template <int M, int N, bool kFetching>
 void score_bytes(const int8_t* queries, int64_t query_stride, const uint32_t* const* keys, const uint32_t* const* ahead,
                  int64_t stride, int64_t depth, float* scores) {
   Int8Sums<M, N> sums;
@@ -140,11 +140,11 @@ void score_bytes(const int8_t* queries, int64_t query_stride, const uint32_t* co
 #pragma GCC unroll 8
     for (int n = 0; n < N; ++n) {
       words[n] = _mm512_loadu_si512(keys[n] + d * stride);
-      fetch(ahead[n] + d * stride);
+      if (kFetching) fetch(ahead[n] + d * stride);
     }
     sums.add(words, queries + d * Int8Dot::kPack, query_stride, depth * Int8Dot::kPack);
   }
-  for (int64_t d = depth; d < depth + 2; ++d)  // scales
+  for (int64_t d = depth; kFetching && d < depth + 2; ++d)  // scales
     for (int n = 0; n < N; ++n) fetch(ahead[n] + d * stride);
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {
@@ -154,7 +154,7 @@ void score_bytes(const int8_t* queries, int64_t query_stride, const uint32_t* co
   }
 }
 
-template <int M, int N>
+template <int M, int N, bool kFetching>
 void weigh_bytes(const int8_t* weights, const ValueRows& rows, int64_t column, const float* decay, float* out,
                  int64_t out_stride) {
   constexpr int64_t kRow = Int8Dot::row_size(kStep);
@@ -166,7 +166,7 @@ void weigh_bytes(const int8_t* weights, const ValueRows& rows, int64_t column, c
 #pragma GCC unroll 8
     for (int n = 0; n < N; ++n) {
       words[n] = _mm512_loadu_si512(values + n * kLanes);
-      fetch(ahead + n * kLanes);
+      if (kFetching) fetch(ahead + n * kLanes);
     }
     sums.add(words, weights + rows.weight[i] * Int8Dot::kPack, kRow, kStep);
   }
@@ -183,23 +183,23 @@ void weigh_bytes(const int8_t* weights, const ValueRows& rows, int64_t column, c
 
 template <>
 inline void score<Int8Dot>(const int8_t* queries, int64_t query_stride, int num_queries, const uint32_t* const* keys,
-                           const uint32_t* const* ahead, int64_t stride, int64_t depth, int num_vectors,
+                           const uint32_t* const* ahead, bool fetching, int64_t stride, int64_t depth, int num_vectors,
                            float* scores) {
-  in_rows(num_queries, [&](auto m, int row) {
+  in_fetching_rows(num_queries, fetching, [&](auto m, int row, auto fetches) {
     in_blocks<std::min(4, int8_width(m))>(0, num_vectors, [&](auto n, int vector) {
-      score_bytes<m, n>(queries + row * query_stride, query_stride, keys + vector, ahead + vector, stride, depth,
-                        scores + row * kStep + vector * kLanes);
+      score_bytes<m, n, fetches>(queries + row * query_stride, query_stride, keys + vector, ahead + vector, stride, depth,
+                                 scores + row * kStep + vector * kLanes);
     });
   });
 }
 
 template <>
-inline void weigh<Int8Dot>(const int8_t* weights, int num_queries, const ValueRows& rows, const float* decay,
-                           float* out, int64_t out_stride) {
-  in_rows(num_queries, [&](auto m, int row) {
+inline void weigh<Int8Dot>(const int8_t* weights, int num_queries, const ValueRows& rows, bool fetching,
+                           const float* decay, float* out, int64_t out_stride) {
+  in_fetching_rows(num_queries, fetching, [&](auto m, int row, auto fetches) {
     in_blocks<int8_width(m)>(0, static_cast<int>(out_stride) / kLanes, [&](auto n, int vector) {
-      weigh_bytes<m, n>(weights + row * Int8Dot::row_size(kStep), rows, vector * kLanes, decay + row,
-                        out + row * out_stride + vector * kLanes, out_stride);
+      weigh_bytes<m, n, fetches>(weights + row * Int8Dot::row_size(kStep), rows, vector * kLanes, decay + row,
+                                 out + row * out_stride + vector * kLanes, out_stride);
     });
   });
 }

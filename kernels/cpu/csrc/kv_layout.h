@@ -22,7 +22,8 @@ constexpr int kGroup = 16;  // tokens that lie side by side in every layout: a b
 struct KvLayout {
   uint32_t *keys, *values;
   int64_t pack;  // numbers in a word: 1, 2 or 4
-  int64_t num_blocks, num_kv_heads, block_size, depth, value_dim;
+  int64_t num_blocks, num_kv_heads, block_size, value_dim;
+  int64_t depth, key_rows;  // of keys in words, without and with the scales of bytes
   int64_t key_block, key_head, value_block, value_head, value_row;  // strides, in words
 
   KvLayout(const at::Tensor& key_cache, const at::Tensor& value_cache)
@@ -32,8 +33,9 @@ struct KvLayout {
         num_blocks(key_cache.size(0)),
         num_kv_heads(key_cache.size(1)),
         block_size(key_cache.size(3)),
-        depth(key_cache.size(2) - (pack == 4 ? 2 : 0)),
         value_dim(value_cache.size(3)),
+        depth(key_cache.size(2) - (pack == 4 ? 2 : 0)),
+        key_rows(key_cache.size(2)),
         key_block(key_cache.stride(0) / pack),
         key_head(key_cache.stride(1) / pack),
         value_block(value_cache.stride(0) / pack),

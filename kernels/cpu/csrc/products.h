@@ -68,12 +68,12 @@ struct Bf16Dot {
 #endif
 
 // Into the second cache: waiting there, a line takes none of the few places that a core has for lines on their way to the
-// first.
-inline void fetch(const void* line) { __builtin_prefetch(line, 0, 2); }
+// first. Always inline: a call has no result, and GCC drops one that it takes for a function without effects.
+__attribute__((always_inline)) inline void fetch(const void* line) { __builtin_prefetch(line, 0, 2); }
 
 // scores[m][token] for N vectors of tokens: `keys[n]` is where a vector's first dimension lies, `stride` words before the
-// next. Of the lines that `ahead[n]` leads to as many are fetched.
-template <class Kind, int M, int N>
+// next. Of the lines that `ahead[n]` leads to as many are fetched, if any.
+template <class Kind, int M, int N, bool kFetching>
 void score_block(const typename Kind::Number* queries, int64_t query_stride, const uint32_t* const* keys,
                  const uint32_t* const* ahead, int64_t stride, int64_t depth, float* scores) {
   // A sum waits for the one before it: few of them are cut into several that do not wait for each other.
@@ -90,7 +90,7 @@ void score_block(const typename Kind::Number* queries, int64_t query_stride, con
 #pragma GCC unroll 8
     for (int n = 0; n < N; ++n) {
       lines[n] = Kind::load(keys[n] + d * stride);
-      if (n * kLanes % kGroup == 0) fetch(ahead[n] + d * stride);
+      if (kFetching && n * kLanes % kGroup == 0) fetch(ahead[n] + d * stride);
     }
 #pragma GCC unroll 8
     for (int m = 0; m < M; ++m) {
@@ -116,7 +116,7 @@ void score_block(const typename Kind::Number* queries, int64_t query_stride, con
   }
 }
 
-// Rows of a step's values: where row i lies, which word of each row of weights it meets, and the row of which as much is
+// Rows of a step's values: where row i lies, which word of each row of weights it meets, and the row of which as much may be
 // fetched as is used of it.
 struct ValueRows {
   int count;
@@ -125,7 +125,7 @@ struct ValueRows {
 };
 
 // out[m][i] = out * decay[m] + weights x values, for N vectors of columns from `column` of the values on.
-template <class Kind, int M, int N>
+template <class Kind, int M, int N, bool kFetching>
 void weigh_block(const typename Kind::Number* weights, const ValueRows& rows, int64_t column, const float* decay,
                  float* out, int64_t out_stride) {
   Vec sums[M][N];
@@ -139,7 +139,7 @@ void weigh_block(const typename Kind::Number* weights, const ValueRows& rows, in
 #pragma GCC unroll 8
     for (int n = 0; n < N; ++n) {
       lines[n] = Kind::load(values + n * kLanes);
-      if (n * kLanes % kGroup == 0) fetch(ahead + n * kLanes);
+      if (kFetching && n * kLanes % kGroup == 0) fetch(ahead + n * kLanes);
     }
 #pragma GCC unroll 8
     for (int m = 0; m < M; ++m) {
@@ -191,26 +191,34 @@ void in_rows(int num_rows, const Block& block) {
   }
 }
 
+// Calls `block(rows, first, fetching)` for blocks of rows; the first ones fetch, if any do, since lines are fetched once.
+template <class Block>
+void in_fetching_rows(int num_rows, bool fetching, const Block& block) {
+  in_rows(num_rows, [&](auto m, int row) {
+    fetching && row == 0 ? block(m, row, std::true_type()) : block(m, row, std::false_type());
+  });
+}
+
 // keys and ahead: of each vector of the step's tokens; scores [num_queries][kStep].
 template <class Kind>
 void score(const typename Kind::Number* queries, int64_t query_stride, int num_queries, const uint32_t* const* keys,
-           const uint32_t* const* ahead, int64_t stride, int64_t depth, int num_vectors, float* scores) {
-  in_rows(num_queries, [&](auto m, int row) {
+           const uint32_t* const* ahead, bool fetching, int64_t stride, int64_t depth, int num_vectors, float* scores) {
+  in_fetching_rows(num_queries, fetching, [&](auto m, int row, auto fetches) {
     in_blocks<score_width<Kind>(m)>(0, num_vectors, [&](auto n, int vector) {
-      score_block<Kind, m, n>(queries + row * query_stride, query_stride, keys + vector, ahead + vector, stride, depth,
-                              scores + row * kStep + vector * kLanes);
+      score_block<Kind, m, n, fetches>(queries + row * query_stride, query_stride, keys + vector, ahead + vector, stride,
+                                       depth, scores + row * kStep + vector * kLanes);
     });
   });
 }
 
 // weights [num_queries][kStep]; out [num_queries][out_stride].
 template <class Kind>
-void weigh(const typename Kind::Number* weights, int num_queries, const ValueRows& rows, const float* decay,
-           float* out, int64_t out_stride) {
-  in_rows(num_queries, [&](auto m, int row) {
+void weigh(const typename Kind::Number* weights, int num_queries, const ValueRows& rows, bool fetching,
+           const float* decay, float* out, int64_t out_stride) {
+  in_fetching_rows(num_queries, fetching, [&](auto m, int row, auto fetches) {
     in_blocks<weigh_width(m)>(0, static_cast<int>(out_stride) / kLanes, [&](auto n, int vector) {
-      weigh_block<Kind, m, n>(weights + row * kStep, rows, vector * kLanes, decay + row,
-                              out + row * out_stride + vector * kLanes, out_stride);
+      weigh_block<Kind, m, n, fetches>(weights + row * kStep, rows, vector * kLanes, decay + row,
+                                       out + row * out_stride + vector * kLanes, out_stride);
     });
   });
 }

@@ -5,6 +5,7 @@
 #include <ATen/cpu/vec/vec.h>
 
 #include <cstdint>
+#include <cstring>
 #include <limits>
 
 namespace paged {
@@ -64,6 +65,11 @@ inline uint16_t to_bf16(float value) {
   __builtin_memcpy(&bits, &value, 4);
   const uint32_t quiet = (bits >> 16) | 0x40, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   return static_cast<uint16_t>((bits & 0x7fffffff) > 0x7f800000 ? quiet : rounded);
+}
+
+inline void narrow(const float* from, int64_t count, float* to) { std::memcpy(to, from, count * sizeof(float)); }
+inline void narrow(const float* from, int64_t count, uint16_t* to) {
+  for (int64_t i = 0; i < count; ++i) to[i] = to_bf16(from[i]);
 }
 
 }  // namespace paged

@@ -1,0 +1,153 @@
+// Queries of a call as its items take them, from where they are given or projected, and what becomes of each.
+#pragma once
+
+#include "attend.h"
+#include "attention_plan.h"
+#include "heads.h"
+#include "kv_write.h"
+#include "results.h"
+
+namespace paged {
+
+// Where a call's queries come from: as they are given, or from a projection, whose keys and values are written, too.
+struct Call {
+  KvLayout cache;
+  Results results;
+  ScoreFactors factors;
+  int64_t group, key_dim;
+  const Heads* queries;
+  const Projected* projected;
+  const int64_t* slots;  // of projected tokens
+};
+
+// The key and value of one head of a projected token into their slot. `room` is for two heads.
+inline void write_projected(const Call& call, int64_t token, int64_t head, float* room) {
+  float* value = room + call.key_dim;
+  call.projected->key(token, head, room);
+  call.projected->value(token, head, value);
+  write_slot(call.cache, call.slots[token], head, room, call.key_dim, value);
+}
+
+// Numbers of a row of queries, whose memory is a multiple of 32.
+template <class Kind>
+int64_t query_row(const Call& call) {
+  return (row_size<Kind>(call.cache.depth * Kind::kPack) + 31) / 32 * 32;
+}
+
+// A row of queries, with zeros behind the head's size.
+template <class Kind>
+void put_query(const Call& call, const float* from, typename Kind::Number* to) {
+  const int64_t size = call.cache.depth * Kind::kPack;
+  if constexpr (Kind::kPack == 4) {
+    Kind::put_row(from, call.key_dim, size, to);
+  } else {
+    narrow(from, call.key_dim, to);
+    std::memset(to + call.key_dim, 0, (size - call.key_dim) * sizeof(*to));
+  }
+}
+
+// `early`: rows of projected queries that were made before, [token][head].
+template <class Kind>
+void load_query(const Call& call, const QueryToken& query, int64_t head, const typename Kind::Number* early,
+                float* room, typename Kind::Number* to) {
+  using Number = typename Kind::Number;
+  if (call.projected != nullptr) {
+    if (!query.alone || query.slot >= 0) {
+      const int64_t row = query_row<Kind>(call);
+      std::memcpy(to, early + (query.token * call.results.num_heads + head) * row, row * sizeof(Number));
+    } else {
+      call.projected->query(query.token, head, room);
+      put_query<Kind>(call, room, to);
+    }
+    return;
+  }
+  call.queries->with(query.token, head, [&](const auto* from) {
+    using From = std::remove_cv_t<std::remove_reference_t<decltype(*from)>>;
+    if constexpr (std::is_same_v<From, Number> && Kind::kPack != 4) {
+      std::memcpy(to, from, call.key_dim * sizeof(Number));
+      std::memset(to + call.key_dim, 0, (call.cache.depth * Kind::kPack - call.key_dim) * sizeof(Number));
+    } else {
+      widen(from, call.key_dim, room);
+      put_query<Kind>(call, room, to);
+    }
+  });
+}
+
+// Of each head of an item the queries, and what they have attended to so far.
+template <class Kind>
+class Attended {
+ public:
+  using Number = typename Kind::Number;
+
+  Attended(const Call& call, const Plan& plan, const Item& item, Room<Kind>& room)
+      : call_(call),
+        tokens_(plan.queries.data() + item.unit->first_query),
+        first_head_(item.first_head),
+        num_rows_(static_cast<int>(item.unit->num_queries * call.group)),
+        padded_(Products<Kind>::padded(num_rows_)),
+        query_row_(query_row<Kind>(call)) {
+    const int64_t num_heads = item.last_head - item.first_head, value_row = call.cache.value_row;
+    head_room_ = room.heads.template get<float>(2 * std::max(call.key_dim, value_row));
+    running_ = room.running.template get<Running>(num_heads * num_rows_);
+    out_ = room.out.template get<float>(num_heads * padded_ * value_row);
+    queries_ = room.queries.template get<Number>(num_heads * padded_ * query_row_);
+    low_ = room.ranges.template get<int32_t>(2 * num_rows_);
+    for (int row = 0; row < num_rows_; ++row)
+      low_[row] = token(row).low, low_[num_rows_ + row] = token(row).high;
+  }
+
+  Attending<Kind> of(int64_t head) const {
+    const int64_t i = head - first_head_;
+    return {num_rows_,
+            query_row_,
+            queries_ + i * padded_ * query_row_,
+            low_,
+            low_ + num_rows_,
+            out_ + i * padded_ * call_.cache.value_row,
+            running_ + i * num_rows_};
+  }
+
+  // Before the first step. `early`: as load_query takes it.
+  void begin(int64_t head, const Number* early) const {
+    if (call_.projected != nullptr && tokens_[0].alone && tokens_[0].slot < 0) {
+      expect_slot(call_.cache, call_.slots[tokens_[0].token], head);
+      write_projected(call_, tokens_[0].token, head, head_room_);
+    }
+    const Attending<Kind> attending = of(head);
+    std::memset(attending.out, 0, num_rows_ * call_.cache.value_row * sizeof(float));
+    for (int row = 0; row < num_rows_; ++row) {
+      attending.running[row].clear();
+      load_query<Kind>(call_, token(row), query_head(head, row), early, head_room_, attending.queries + row * query_row_);
+    }
+  }
+
+  // After the last one.
+  void finish(int64_t head) const {
+    const Attending<Kind> attending = of(head);
+    for (int row = 0; row < num_rows_; ++row) {
+      const QueryToken& query = token(row);
+      const float *values = attending.out + row * call_.cache.value_row, sum = attending.running[row].sum();
+      if (query.slot < 0) {
+        call_.results.finish(query.token, query_head(head, row), values, attending.running[row].largest, sum);
+      } else {
+        call_.results.put_part(query.slot, query_head(head, row), values, attending.running[row].largest, sum);
+      }
+    }
+  }
+
+ private:
+  const QueryToken& token(int row) const { return tokens_[row / call_.group]; }
+  int64_t query_head(int64_t head, int row) const { return head * call_.group + row % call_.group; }
+
+  const Call& call_;
+  const QueryToken* tokens_;
+  const int64_t first_head_;
+  const int num_rows_, padded_;
+  const int64_t query_row_;
+  float *head_room_, *out_;
+  Running* running_;
+  Number* queries_;
+  int32_t* low_;
+};
+
+}  // namespace paged
