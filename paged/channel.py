@@ -1,7 +1,13 @@
 """How a client is connected: to all schedulers that its target names, in turn, to each as long as it takes requests."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
+
+import grpc
+import grpc.aio
+
+from paged.credentials import is_local_target
 
 # What a scheduler says of this name to its health service: whether it takes new requests. It does until it is told to
 # stop, and with or without an executor.
@@ -31,3 +37,31 @@ def channel_options(max_message_bytes: int) -> list[tuple[str, Any]]:
         ("grpc.max_reconnect_backoff_ms", MAX_RECONNECT_MS),
         ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
     ]
+
+
+def open_channel(
+    address: str,
+    *,
+    credentials: grpc.ChannelCredentials | None,
+    authority: str | None,
+    with_token: bool,
+    insecure: bool,
+    max_message_bytes: int,
+    given: Sequence[tuple[str, Any]] = (),
+) -> grpc.aio.Channel:
+    """To a target of gRPC's; needs a running event loop. Options that are `given` go before our own.
+
+    Raises ValueError where calls that bring a token would leave the machine unencrypted, unless `insecure`.
+    """
+    if with_token and credentials is None and not insecure:
+        if not is_local_target(address):
+            raise ValueError(f"token: would go to {address} unencrypted; give credentials, or insecure=True")
+        given = [("grpc.enable_http_proxy", 0), *given]
+    if authority is not None:
+        names = ("grpc.default_authority", "grpc.ssl_target_name_override")
+        given = [*((name, authority) for name in names), *given]
+    names_given = {name for name, _ in given}
+    options = [option for option in channel_options(max_message_bytes) if option[0] not in names_given] + list(given)
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, credentials, options=options)

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack
 
@@ -16,19 +17,23 @@ import grpc
 import grpc.aio
 
 from paged import options as checked
-from paged.channel import channel_options as default_options
+from paged.channel import open_channel
+from paged.credentials import Token, tls_credentials
 from paged.errors import (
     DeadlineExceededError,
     DuplicateRequestError,
     FieldViolation,
     InvalidRequestError,
     ModelNotFoundError,
+    NotFoundError,
     PagedClientError,
+    PermissionDeniedError,
     RequestAbortedError,
     ResourceExhaustedError,
     ServerError,
+    UnauthenticatedError,
     UnavailableError,
-    client_error,
+    translated,
 )
 from paged.requests import Options, Prompt, chat, generate_request, picked
 from paged.retries import DEFAULT_RETRIES, Attempts, Retries
@@ -42,16 +47,20 @@ __all__ = [
     "FieldViolation",
     "InvalidRequestError",
     "ModelNotFoundError",
+    "NotFoundError",
     "Options",
     "PagedClientError",
+    "PermissionDeniedError",
     "Prompt",
     "RequestAbortedError",
     "ResourceExhaustedError",
     "Retries",
     "ServerError",
+    "UnauthenticatedError",
     "UnavailableError",
     "chat",
     "generate_request",
+    "tls_credentials",
 ]
 
 
@@ -79,7 +88,10 @@ class Client:
     tried again as `retries` says, as long as nothing of its answer has come. Methods of the control service are not,
     and are about the scheduler whose turn it is: give the address of one where that matters.
 
-    `credentials` None means no encryption. `max_message_bytes` bounds a message in either direction; the server has a
+    `credentials` None means no encryption; `tls_credentials` makes some from files. The certificate must be of
+    the host in `address`, or of `authority` where that is given, as it has to be for a list. A `token`, or a
+    `token_file` (read again when it changes), goes with each call; without encryption it does not leave the machine,
+    unless `insecure` says so. `max_message_bytes` bounds a message in either direction; the server has a
     limit of its own (`--max-message-bytes`). `channel_options` go before our own.
     """
 
@@ -88,18 +100,25 @@ class Client:
         address: str = "127.0.0.1:50051",
         *,
         credentials: grpc.ChannelCredentials | None = None,
+        authority: str | None = None,
+        token: str | None = None,
+        token_file: Path | str | None = None,
+        insecure: bool = False,
         max_message_bytes: int = 64 * 1024 * 1024,
         retries: Retries = DEFAULT_RETRIES,
         channel_options: Sequence[tuple[str, Any]] = (),
     ) -> None:
         self._retries = retries
-        given = {name for name, _ in channel_options}
-        ours = [option for option in default_options(max_message_bytes) if option[0] not in given]
-        options = [*ours, *channel_options]
-        if credentials is None:
-            self._channel = grpc.aio.insecure_channel(address, options=options)
-        else:
-            self._channel = grpc.aio.secure_channel(address, credentials, options=options)
+        self._token = Token(token, token_file)
+        self._channel = open_channel(
+            address,
+            credentials=credentials,
+            authority=authority,
+            with_token=bool(self._token),
+            insecure=insecure,
+            max_message_bytes=max_message_bytes,
+            given=channel_options,
+        )
         self._inference: Any = inference_pb2_grpc.InferenceServiceStub(self._channel)
         self._control: Any = control_pb2_grpc.ControlServiceStub(self._channel)
 
@@ -173,33 +192,64 @@ class Client:
     async def model(self, name: str = "") -> control_pb2.GetModelResponse:
         """Facts of the model of that name, or of the only one that is served."""
         request = control_pb2.GetModelRequest(**picked({"model": name}, control_pb2.GetModelRequest))
-        return await self._answer(self._control.GetModel(request))
+        return await self._answer(self._control.GetModel, request)
 
     async def models(self) -> list[control_pb2.GetModelResponse]:
         """Facts of all models that are served, by name."""
-        return list((await self._answer(self._control.ListModels(control_pb2.ListModelsRequest()))).models)
+        return list((await self._answer(self._control.ListModels, control_pb2.ListModelsRequest())).models)
 
     async def load(self) -> control_pb2.GetLoadResponse:
         """How busy the scheduler and its blocks are, now."""
-        return await self._answer(self._control.GetLoad(control_pb2.GetLoadRequest()))
+        return await self._answer(self._control.GetLoad, control_pb2.GetLoadRequest())
 
     async def abort(self, request_ids: Sequence[str]) -> list[str]:
         """End these requests; returns those that were found."""
         request = control_pb2.AbortRequest(request_ids=checked.texts("request_ids", request_ids))
-        return list((await self._answer(self._control.Abort(request))).request_ids)
+        return list((await self._answer(self._control.Abort, request)).request_ids)
 
     async def flush_prefix_cache(self) -> int:
         """Forget all cached prefixes; returns the number of their blocks."""
-        return (await self._answer(self._control.FlushPrefixCache(control_pb2.FlushPrefixCacheRequest()))).blocks
+        return (await self._answer(self._control.FlushPrefixCache, control_pb2.FlushPrefixCacheRequest())).blocks
 
     async def watch_prefix_cache(self) -> AsyncGenerator[control_pb2.WatchPrefixCacheResponse, None]:
         """Which prefixes are cached, and each change from then on; see control.proto. Ends when the loop is left."""
-        call = self._control.WatchPrefixCache(control_pb2.WatchPrefixCacheRequest())
+        request = control_pb2.WatchPrefixCacheRequest()
+        async with aclosing(self._stream(self._control.WatchPrefixCache, request)) as messages:
+            async for message in messages:
+                yield message
+
+    async def watch(
+        self, *, period_ms: int | None = None, max_requests: int | None = None
+    ) -> AsyncGenerator[control_pb2.WatchResponse, None]:
+        """What happens, now and again after each period; see control.proto, and `paged.watched.BlockStates` for the
+        blocks. Ends when the loop is left."""
+        given = {"period_ms": period_ms, "max_requests": max_requests}
+        request = control_pb2.WatchRequest(**picked(given, control_pb2.WatchRequest))
+        async with aclosing(self._stream(self._control.Watch, request)) as messages:
+            async for message in messages:
+                yield message
+
+    async def block_tables(self, request_id: str) -> control_pb2.GetBlockTablesResponse:
+        """Those of a live request. Raises NotFoundError."""
+        given = {"request_id": request_id}
+        request = control_pb2.GetBlockTablesRequest(**picked(given, control_pb2.GetBlockTablesRequest))
+        return await self._answer(self._control.GetBlockTables, request)
+
+    async def prefix_tree(
+        self, executor: str = "", *, max_blocks: int | None = None
+    ) -> control_pb2.GetPrefixTreeResponse:
+        """The prefix cache of the executor at that endpoint, or of the only one. Raises NotFoundError."""
+        given = {"executor": executor, "max_blocks": max_blocks}
+        request = control_pb2.GetPrefixTreeRequest(**picked(given, control_pb2.GetPrefixTreeRequest))
+        return await self._answer(self._control.GetPrefixTree, request)
+
+    async def _stream(self, method: Callable[..., Any], request: Any) -> AsyncGenerator[Any, None]:
+        call = method(request, metadata=self._token.metadata)
         try:
             async for message in call:
                 yield message
         except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
-            raise await _translated(call, error) from None
+            raise await translated(call, error) from None
         finally:
             call.cancel()
 
@@ -209,7 +259,7 @@ class Client:
         """Those of the first attempt that gets any, or ends well."""
         attempts = Attempts(self._retries, timeout_s)
         while True:
-            call = self._inference.Generate(request, timeout=attempts.left_s)
+            call = self._inference.Generate(request, timeout=attempts.left_s, metadata=self._token.metadata)
             has_begun = False
             try:
                 async for message in call:
@@ -225,7 +275,7 @@ class Client:
     async def _retried(self, method: Callable[..., Any], request: Any) -> Any:
         attempts = Attempts(self._retries, None)
         while True:
-            call = method(request)
+            call = method(request, metadata=self._token.metadata)
             try:
                 return await call
             except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
@@ -234,27 +284,17 @@ class Client:
 
     async def _pause_s(self, call: Any, error: BaseException, attempts: Attempts | None) -> float:
         """Seconds until the call that has failed is made again; raises its error where it is not."""
-        translated = await _translated(call, error)
+        failure = await translated(call, error)
         pause_s = None
-        if attempts is not None and isinstance(translated, PagedClientError):
-            pause_s = attempts.pause_s(translated)
+        if attempts is not None and isinstance(failure, PagedClientError):
+            pause_s = attempts.pause_s(failure)
         if pause_s is None:
-            raise translated from None
+            raise failure from None
         return pause_s
 
-    async def _answer(self, call: Any) -> Any:
+    async def _answer(self, method: Callable[..., Any], request: Any) -> Any:
+        call = method(request, metadata=self._token.metadata)
         try:
             return await call
         except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
-            raise await _translated(call, error) from None
-
-
-async def _translated(call: Any, error: BaseException) -> BaseException:
-    """Ours for gRPC's. A cancellation of the caller's own task stays what it is."""
-    if isinstance(error, grpc.aio.AioRpcError):
-        return client_error(error.code(), error.details(), error.trailing_metadata())
-    task = asyncio.current_task()
-    if (task is not None and task.cancelling()) or not call.done():
-        return error
-    # grpc.aio reports a server's CANCELLED as if this task had been cancelled.
-    return client_error(await call.code(), await call.details(), await call.trailing_metadata())
+            raise await translated(call, error) from None

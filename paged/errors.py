@@ -1,14 +1,17 @@
 """What a call to Paged can end with, as exceptions with the code, the message and the bad fields."""
 
+import asyncio
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
 import grpc
+import grpc.aio
 
 # The details of a status are messages of googleapis-common-protos, which a client need not have.
 HAS_DETAILS = find_spec("google.rpc") is not None
 DETAILS_KEY = "grpc-status-details-bin"
+NOT_THERE = "NOT_THERE"  # the reason where it is not a model that was not found
 
 
 @dataclass(frozen=True)
@@ -43,8 +46,20 @@ class InvalidRequestError(PagedClientError):
     """The request cannot be served as it is: `violations` names the bad fields."""
 
 
-class ModelNotFoundError(PagedClientError):
+class NotFoundError(PagedClientError):
+    """Nothing of that name is there."""
+
+
+class ModelNotFoundError(NotFoundError):
     """No model of that name is served."""
+
+
+class UnauthenticatedError(PagedClientError):
+    """The scheduler wants a token, and got none that it knows and that has not expired."""
+
+
+class PermissionDeniedError(PagedClientError):
+    """The token may not make this call, or not for this tenant."""
 
 
 class DuplicateRequestError(PagedClientError):
@@ -74,6 +89,8 @@ class ServerError(PagedClientError):
 CLASSES: dict[grpc.StatusCode, type[PagedClientError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequestError,
     grpc.StatusCode.NOT_FOUND: ModelNotFoundError,
+    grpc.StatusCode.UNAUTHENTICATED: UnauthenticatedError,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDeniedError,
     grpc.StatusCode.ALREADY_EXISTS: DuplicateRequestError,
     grpc.StatusCode.RESOURCE_EXHAUSTED: ResourceExhaustedError,
     grpc.StatusCode.UNAVAILABLE: UnavailableError,
@@ -89,7 +106,19 @@ def client_error(code: grpc.StatusCode, message: str | None, trailing_metadata: 
     if code is grpc.StatusCode.CANCELLED and not any(key == DETAILS_KEY for key, _ in trailing_metadata or ()):
         # A scheduler says why. gRPC itself says nothing more to a call that comes while its server is closing.
         return UnavailableError(code, message or "the server was closing", **details)
-    return CLASSES.get(code, PagedClientError)(code, message or "", **details)
+    kind = NotFoundError if details.get("reason") == NOT_THERE else CLASSES.get(code, PagedClientError)
+    return kind(code, message or "", **details)
+
+
+async def translated(call: Any, error: BaseException) -> BaseException:
+    """Ours for what a call of gRPC's has raised. A cancellation of the caller's own task stays what it is."""
+    if isinstance(error, grpc.aio.AioRpcError):
+        return client_error(error.code(), error.details(), error.trailing_metadata())
+    task = asyncio.current_task()
+    if (task is not None and task.cancelling()) or not call.done():
+        return error
+    # grpc.aio reports a server's CANCELLED as if this task had been cancelled.
+    return client_error(await call.code(), await call.details(), await call.trailing_metadata())
 
 
 def _details(trailing_metadata: Any) -> dict[str, Any]:

@@ -1,21 +1,29 @@
 """`paged demo`: one executor and one scheduler on loopback, eight prompts at once, and what that took."""
 
 import asyncio
-import sys
 import tempfile
 import time
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, TypeVar
 
 from rich.console import Console
 
-from paged.cli.processes import DemoFailed, Service, serving, while_alive, written
+from paged.cli.processes import (
+    EXECUTOR_READY_S,
+    SCHEDULER_READY_S,
+    Service,
+    ServiceFailed,
+    address_file,
+    endpoint_file,
+    serving,
+    start_executor,
+    start_scheduler,
+    while_alive,
+    written,
+)
 from paged.cli.show import Board, board
+from paged.cli.waiting import say, small_model, waiting
 from paged.client import Client
 from paged.v1 import control_pb2, inference_pb2
-
-T = TypeVar("T")
 
 PROMPTS = [
     "The capital of France is",
@@ -30,16 +38,14 @@ PROMPTS = [
 MAX_PROMPT_TOKENS = 32
 BLOCK_SIZE = 16
 FEWEST_BLOCKS = 512
-EXECUTOR_READY_S = 900.0
-SCHEDULER_READY_S = 60.0
 ANSWERS_S = 600.0
 
 
 async def run(model: str | None, *, simulate: bool, max_tokens: int) -> None:
-    """The whole demonstration. Raises DemoFailed, or PagedClientError; no process is left behind either way."""
+    """The whole demonstration. Raises ServiceFailed, or PagedClientError; no process is left behind either way."""
     console = Console()
     if model is None and not simulate:
-        model = await _demo_model(console)
+        model = await small_model(console)
     with tempfile.TemporaryDirectory(prefix="paged-demo-") as directory:
         services: list[Service] = []
         try:
@@ -49,22 +55,8 @@ async def run(model: str | None, *, simulate: bool, max_tokens: int) -> None:
         finally:
             codes = [(service.module, await service.stop()) for service in reversed(services)]
         if failed := [f"{module} with code {code}" for module, code in codes if code != 0]:
-            raise DemoFailed(f"did not stop cleanly: {', '.join(failed)}")
-        _say(console, "Both processes have stopped.")
-
-
-async def _demo_model(console: Console) -> str:
-    command = (sys.executable, "-m", "executor_svc.model.demo_model")
-    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-    try:
-        output, _ = await _waiting(console, "the small model, which is prepared once", process.communicate())
-    finally:
-        if process.returncode is None:
-            process.terminate()
-    lines = output.decode().splitlines()
-    if process.returncode != 0 or not lines:
-        raise DemoFailed("the small model could not be prepared; name another one with --model, or use --simulate")
-    return lines[-1]
+            raise ServiceFailed(f"did not stop cleanly: {', '.join(failed)}")
+        say(console, "Both processes have stopped.")
 
 
 def _just_enough(max_tokens: int) -> list[str]:
@@ -79,23 +71,14 @@ def _just_enough(max_tokens: int) -> list[str]:
 
 async def _start(console: Console, services: list[Service], directory: Path, executor_flags: list[str]) -> str:
     """Starts both services, adding each to `services` at once; returns the scheduler's address when it is ready."""
-    endpoint_file, address_file = directory / "endpoint", directory / "address"
-    executor = await Service.start(
-        "executor_svc",
-        ["--endpoint", "tcp://127.0.0.1:0", "--endpoint-file", str(endpoint_file), *executor_flags],
-        directory / "executor.log",
-    )
+    executor = await start_executor(directory, executor_flags, log_path=directory / "executor.log")
     services.append(executor)
-    loaded = while_alive(written(endpoint_file, EXECUTOR_READY_S), *services)
-    endpoint = await _waiting(console, "the executor, which loads the model", loaded)
-    scheduler = await Service.start(
-        "scheduler_svc",
-        ["--listen-address", "127.0.0.1:0", "--address-file", str(address_file), "--executor-endpoint", endpoint],
-        directory / "scheduler.log",
-    )
+    loaded = while_alive(written(endpoint_file(directory), EXECUTOR_READY_S), *services)
+    endpoint = await waiting(console, "the executor, which loads the model", loaded)
+    scheduler = await start_scheduler(directory, endpoint, log_path=directory / "scheduler.log")
     services.append(scheduler)
-    ready = while_alive(serving(address_file, SCHEDULER_READY_S), *services)
-    return await _waiting(console, "the scheduler", ready)
+    ready = while_alive(serving(address_file(directory), SCHEDULER_READY_S), *services)
+    return await waiting(console, "the scheduler", ready)
 
 
 async def _ask(console: Console, address: str, max_tokens: int) -> None:
@@ -130,26 +113,10 @@ def _report(
     tokens = sum(usage.completion_tokens for usage in usages)
     slots = load.peak_used_blocks * block_size
     waste = load.peak_unused_slots / slots if slots else 0.0
-    _say(
+    say(
         console,
         f"\n{tokens} tokens in {seconds:.1f} s: {tokens / seconds:.0f} tokens/s\n"
         f"{load.peak_running_sequences} sequences ran at once\n"
         f"{load.peak_used_blocks} of {load.total_blocks} blocks were used at the peak; "
         f"{load.peak_unused_slots} of their {slots} slots held no token ({waste:.1%} waste)",
     )
-
-
-async def _waiting(console: Console, what: str, work: Coroutine[Any, Any, T]) -> T:
-    began = time.perf_counter()
-    if console.is_terminal:
-        with console.status(f"Waiting for {what}"):
-            result = await work
-    else:
-        _say(console, f"Waiting for {what} ...")
-        result = await work
-    _say(console, f"{what[0].upper()}{what[1:]}: ready after {time.perf_counter() - began:.1f} s")
-    return result
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)

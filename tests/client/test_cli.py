@@ -3,6 +3,8 @@
 import asyncio
 import json
 import os
+import pty
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -10,7 +12,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from paged.cli.app import app
+from paged.cli.exit_codes import ExitCode
+from scheduler_svc import errors
+from scheduler_svc.requests import Delta
 from tests.api.scripted_engine import ScriptedEngine
 
 END_S = 60.0
@@ -138,7 +145,7 @@ async def test_generate_streams_the_answer(address: str, engine: ScriptedEngine)
 
 
 async def test_an_answer_cannot_steer_the_terminal(address: str, engine: ScriptedEngine) -> None:
-    from scheduler_svc.requests import Delta, Finish, Usage
+    from scheduler_svc.requests import Finish, Usage
 
     engine.script = [Delta("a\x1b[2Jb\nc\x9b", [1], [], Finish(), Usage(1, 1, 0))]
     assert (await paged("generate", "hi", "--address", address))[1] == "a [2Jb\nc \n"
@@ -151,10 +158,140 @@ async def test_info_shows_model_and_load(address: str) -> None:
     assert "running_sequences" in out
 
 
-async def test_a_call_that_fails_is_one_line_and_exit_1(address: str) -> None:
+async def test_replay_is_done_by_an_executor_of_its_own_which_says_what_is_wrong(tmp_path: Path) -> None:
+    code, _, err = await paged("replay", str(tmp_path / "nowhere"), "--json")
+    assert code == 2
+    assert err.splitlines() == [f"paged replay: {tmp_path / 'nowhere'}: No such file or directory"]
+
+
+async def test_a_call_that_fails_is_one_line_and_a_code_that_says_what_kind_it_was(address: str) -> None:
     code, _, err = await paged("generate", "hi", "--address", address, "--temperature", "1000")
-    assert code == 1
+    assert code == ExitCode.REFUSED == 4
     assert err.splitlines() == ["paged: INVALID_ARGUMENT: sampling.temperature: is 1000; must be in [0, 100]"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.Unavailable("away"), 3),
+        (errors.ModelNotFound("no"), 4),
+        (errors.DeadlineExceeded("late"), 5),
+        (errors.QueueFull("full", 60.0), 6),
+        (errors.RequestAborted("ended"), 7),
+        (errors.RequestFailed("broken"), 1),
+    ],
+)
+def test_each_kind_of_failure_has_its_code(
+    error: errors.PagedError, code: int, in_thread: str, engine: ScriptedEngine
+) -> None:
+    engine.script = [Delta("On", [11]), error]
+    done = CliRunner().invoke(app, ["generate", "hi", "--address", in_thread])
+    assert (done.exit_code, done.stdout) == (code, "On")
+    assert done.stderr.startswith("paged: ")
+
+
+def test_all_codes_are_in_the_docs() -> None:
+    page = (Path(__file__).parents[2] / "docs/command_line.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| (\w+) \|", page, re.MULTILINE)
+    assert {(int(number), name) for number, name in rows} == {(code.value, code.name) for code in ExitCode}
+
+
+class TestForScripts:
+    def test_an_answer_is_one_object(self, in_thread: str, engine: ScriptedEngine) -> None:
+        done = CliRunner().invoke(app, ["generate", "hi", "--address", in_thread, "--json"])
+        (request,) = engine.submitted
+        assert json.loads(done.stdout) == {
+            "request_id": request.request_id,
+            "text": "Once!",
+            "finish": {"reason": "FINISH_REASON_STOP", "token_id": 2},
+            "usage": {"prompt_tokens": 5, "completion_tokens": 5, "cached_tokens": 4},
+        }
+
+    def test_so_are_facts(self, in_thread: str) -> None:
+        told = json.loads(CliRunner().invoke(app, ["info", "--address", in_thread, "--json"]).stdout)
+        assert told["models"][0]["architecture"] == "ScriptedForCausalLM"
+        assert told["load"]["executor_attached"] is True
+
+    def test_a_conversation_is_read_from_a_file_and_all_of_it_is_sent_each_time(
+        self, in_thread: str, engine: ScriptedEngine, tmp_path: Path
+    ) -> None:
+        saved = tmp_path / "saved.json"
+        lines = [
+            "one",
+            "",
+            "/undo",
+            "two",
+            "three",
+            f"/save {saved}",
+            "/what",
+            "/system be brief",
+            "four",
+            "/quit",
+            "five",
+        ]
+        done = CliRunner().invoke(app, ["chat", "--address", in_thread, "--system", "s", "--json"], "\n".join(lines))
+        assert done.exit_code == 0, done.output
+        assert [json.loads(line)["text"] for line in done.stdout.splitlines()] == ["Once!"] * 4
+        sent = ["".join(map(chr, request.prompt_ids)) for request in engine.submitted]
+        assert sent == [
+            "<system>s<user>one",
+            "<system>s<user>two",
+            "<system>s<user>two<assistant>Once!<user>three",
+            "<system>be brief<user>four",
+        ]
+        assert [turn["content"] for turn in json.loads(saved.read_text())] == ["s", "two", "Once!", "three", "Once!"]
+        assert "[forgotten]" in done.stderr
+        assert "/undo " in done.stderr  # the help, for what is no command
+
+    def test_a_conversation_that_is_read_ends_at_an_error(self, in_thread: str, engine: ScriptedEngine) -> None:
+        engine.script = [errors.Unavailable("away")]
+        done = CliRunner().invoke(app, ["chat", "--address", in_thread, "--timeout-s", "0.2"], "one\ntwo\n")
+        assert done.exit_code in (ExitCode.UNAVAILABLE, ExitCode.DEADLINE)
+
+    def test_what_happens_is_one_picture_or_one_object(self, in_thread: str) -> None:
+        done = CliRunner().invoke(app, ["top", "--address", in_thread, "--period-ms", "100", "--json"])
+        told = json.loads(done.stdout)
+        assert (told["num_requests"], told["executors"]) == (0, [])
+        done = CliRunner().invoke(app, ["top", "--address", in_thread, "--period-ms", "100"])
+        assert done.exit_code == 0
+        assert "tokens/s" in done.stdout
+
+    def test_a_shell_can_complete_it(self) -> None:
+        done = CliRunner().invoke(
+            app,
+            [],
+            env={"_PAGED_COMPLETE": "complete_bash", "COMP_WORDS": "paged to", "COMP_CWORD": "1"},
+            prog_name="paged",
+        )
+        assert "top" in done.stdout.split()
+
+
+async def test_an_interrupt_ends_top_cleanly_and_gives_the_screen_back(address: str) -> None:
+    primary, secondary = pty.openpty()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "paged.cli", "top", "--address", address),
+        stdin=secondary,
+        stdout=secondary,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "30"},
+    )
+    os.close(secondary)
+    shown = b""
+    loop = asyncio.get_running_loop()
+    try:
+        while b"tokens/s" not in shown:
+            shown += await asyncio.wait_for(loop.run_in_executor(None, os.read, primary, 65536), END_S)
+        process.send_signal(signal.SIGINT)
+        rest = b""
+        while b"\x1b[?1049l" not in rest:  # the screen as it was before
+            rest += await asyncio.wait_for(loop.run_in_executor(None, os.read, primary, 65536), END_S)
+        _, err = await asyncio.wait_for(process.communicate(), END_S)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        os.close(primary)
+    assert (process.returncode, err) == (0, b"")
 
 
 async def test_without_the_extra_the_command_says_what_to_install() -> None:
