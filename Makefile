@@ -1,4 +1,4 @@
-# make venv | demo [MODEL=DIR|HUB-ID|FILE.gguf] | test [ARGS="-k word"] | lint | protos | publish-protos | lock
+# make venv | demo [MODEL=DIR|HUB-ID|FILE.gguf] | test [ARGS="-k word"] | lint | docs | protos | publish-protos | lock
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -10,7 +10,7 @@ STUBS := paged/v1/inference_pb2.py
 MODEL ?=
 ARGS ?=
 
-.PHONY: venv demo test lint protos publish-protos lock
+.PHONY: venv demo test lint docs protos publish-protos lock
 
 venv: $(INSTALLED) $(STUBS)
 
@@ -40,6 +40,11 @@ lint: venv
 	$(BIN)/lint-imports
 	$(BIN)/buf lint protos
 	$(BIN)/buf breaking protos --against protos/published.json
+
+# Pages that are made from the code, then the site of all pages, in site/.
+docs: venv
+	$(BIN)/python -m reference
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # With a release: what `buf breaking` compares with from now on.
 publish-protos: venv
