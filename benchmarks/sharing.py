@@ -15,12 +15,13 @@ with those drawn here 36 to 42 % are saved, where all beams that share every oth
 import argparse
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
-from benchmarks.lengths import MIXES, log_normal_length
+from paged.load.lengths import MIXES, log_normal_length
 from scheduler_svc.core.beam import BeamParameters, BeamSearch
 from scheduler_svc.core.beam_group import BeamGroup
 from scheduler_svc.core.plan import Lease, Plan, Result
@@ -45,14 +46,22 @@ class Blocks:
         return 1 - self.used / self.without_sharing
 
 
-def saved(mix: str, width: int, num_requests: int, *, beams: bool, seed: int = 0) -> float:
-    """The share of blocks that is saved while so many requests of this mix run, all together."""
+def lengths_of(mix: str, seed: int = 0) -> Iterator[tuple[int, int]]:
+    """Tokens of prompt and output of requests of one of MIXES, without end."""
+    chance = random.Random(seed)
+    while True:
+        num_prompt, num_output = (log_normal_length(mean, chance, LONGEST) for mean in MIXES[mix])
+        yield num_prompt, num_output
+
+
+def saved(lengths: Iterable[tuple[int, int]], width: int, num_requests: int, *, beams: bool, seed: int = 0) -> float:
+    """The share of blocks that is saved while requests of the first so many lengths run, all together."""
     chance = random.Random(seed)
     scheduler = Scheduler(prefix_caching=False)
     num_rows = num_requests * width
     scheduler.attach(Lease(list(range(1, 200 * num_rows)), list(range(num_rows)), 1 << 20, BLOCK_SIZE))
-    for i in range(num_requests):
-        scheduler.submit(_request(f"r{i}", mix, width, beams, chance))
+    for i, of_request in enumerate(islice(lengths, num_requests)):
+        scheduler.submit(_request(f"r{i}", of_request, width, beams, chance))
     blocks = Blocks()
     for plan in _plans(scheduler):
         columns = scheduler.state.columns
@@ -67,8 +76,8 @@ def _plans(scheduler: Scheduler) -> Iterator[Plan]:
         yield plan
 
 
-def _request(name: str, mix: str, width: int, beams: bool, chance: random.Random) -> Sequence:
-    num_prompt, num_output = (log_normal_length(mean, chance, LONGEST) for mean in MIXES[mix])
+def _request(name: str, lengths: tuple[int, int], width: int, beams: bool, chance: random.Random) -> Sequence:
+    num_prompt, num_output = lengths
     prompt = [chance.randrange(VOCAB_SIZE) for _ in range(num_prompt)]
     if beams:
         (first,) = sequences = [Sequence(name, prompt, num_output, Sampling(temperature=0))]
@@ -101,7 +110,7 @@ def main() -> None:
     figures: dict[str, dict[str, float]] = {}
     for mix in MIXES:
         figures[mix] = {
-            f"{kind}{width}": round(saved(mix, width, args.requests, beams=kind == "beam"), 4)
+            f"{kind}{width}": round(saved(lengths_of(mix), width, args.requests, beams=kind == "beam"), 4)
             for kind in ("n", "beam")
             for width in WIDTHS
         }

@@ -28,7 +28,7 @@ from benchmarks.serving.limit import Rates, work_of
 from benchmarks.serving.peers import Peer, PeerFailed
 from benchmarks.serving.served import Run, run_paged
 from benchmarks.serving.workloads import Workload, p64, r64
-from paged.cli.processes import DemoFailed
+from paged.cli.processes import ServiceFailed
 
 WORKLOADS: dict[str, Callable[[], Workload]] = {"R64": r64, "P64": p64}
 
@@ -158,7 +158,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # no engine is left behind
     try:
         figures = asyncio.run(measure(args))
-    except (DemoFailed, PeerFailed) as error:
+    except (ServiceFailed, PeerFailed) as error:
         sys.exit(str(error))
     except KeyboardInterrupt:
         sys.exit("interrupted")

@@ -27,8 +27,8 @@ from benchmarks.capacity.steps import measured
 from benchmarks.capacity.validation import validated
 from benchmarks.claims.requests import TraceError, drawn_mix, trace_mix
 from benchmarks.claims.served import ServingFailed
-from benchmarks.lengths import MIXES
-from paged.cli.processes import DemoFailed
+from paged.cli.processes import ServiceFailed
+from paged.load.lengths import MIXES
 
 LONGEST = 4096
 Figures = dict[str, object]
@@ -142,7 +142,7 @@ def main() -> None:
     args = _parser().parse_args()
     try:
         figures = asyncio.run(measure(args))
-    except (DemoFailed, ServingFailed, ObservationFailed, PiecesFileError, TraceError) as error:
+    except (ServiceFailed, ServingFailed, ObservationFailed, PiecesFileError, TraceError) as error:
         sys.exit(str(error))
     except KeyboardInterrupt:
         sys.exit("interrupted")

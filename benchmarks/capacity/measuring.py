@@ -34,7 +34,7 @@ MANY_SETTLE_S, MANY_WINDOW_S = 0.5, 0.2
 
 
 async def scheduler_costs(say: Say) -> SchedulerCosts:
-    """Raises DemoFailed and ObservationFailed."""
+    """Raises ServiceFailed and ObservationFailed."""
     async with System.started(StepLatency(10_000), Room()) as system:
         seen = [await _observed(system, probe, say) for probe in OF_10_MS]
         idle_bytes = seen[0].scheduler_bytes

@@ -5,7 +5,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -78,8 +78,10 @@ class System:
 
     @classmethod
     @asynccontextmanager
-    async def started(cls, latency: StepLatency, room: Room, num_schedulers: int = 1) -> AsyncIterator[Self]:
-        """Raises DemoFailed where a service does not start."""
+    async def started(
+        cls, latency: StepLatency, room: Room, num_schedulers: int = 1, scheduler_flags: Sequence[str] = ()
+    ) -> AsyncIterator[Self]:
+        """Raises ServiceFailed where a service does not start."""
         services: list[Service] = []
         with tempfile.TemporaryDirectory(prefix="paged-capacity-") as name:
             directory = Path(name)
@@ -93,7 +95,7 @@ class System:
                 for number in range(num_schedulers):
                     file = directory / f"address{number}"
                     where = ["--listen-address", "127.0.0.1:0", "--address-file", str(file)]
-                    flags = [*where, "--executor-endpoint", endpoint, "--cache-dir", str(directory)]
+                    flags = [*where, "--executor-endpoint", endpoint, "--cache-dir", str(directory), *scheduler_flags]
                     services.append(await Service.start("scheduler_svc", flags, directory / f"scheduler{number}.log"))
                     addresses.append(await while_alive(serving(file, READY_S), *services))
                 yield cls(services[0], services[1:], addresses)
@@ -107,7 +109,7 @@ class System:
     async def observe(
         self, rate: float, lengths: list[tuple[int, int]], settle_s: float, seconds: float, seed: int = 0
     ) -> Observed:
-        """Raises ObservationFailed and DemoFailed."""
+        """Raises ObservationFailed and ServiceFailed."""
         load = Load(self.addresses, rate, lengths, settle_s, seconds, seed)
         return await while_alive(self._observe(load), self.executor, *self.schedulers)
 

@@ -17,6 +17,7 @@ from scheduler_svc.core.placement import Placement
 from scheduler_svc.core.plan import Amounts, LeaseChange, Plan, Result
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence, State
+from scheduler_svc.delivery import MAX_REST_S, MIN_REST_S, REST_S_PER_STREAM
 
 PLANS_IN_FLIGHT = 2
 SLICE_S = 5e-4  # of messages that are looked at together; in service results come between any two
@@ -165,6 +166,8 @@ class LoopOnPaper:
         self._results: deque[Callable[[], None]] = deque()
         self._requests: deque[Sequence] = deque()
         self._unsent: dict[Sequence, int] = {}  # tokens that wait for their stream, longest waiting first
+        self._resting: dict[Sequence, int] = {}  # tokens that have come since the last message
+        self._rest_s = 0.0
         self._is_busy = False
         self.busy_s = 0.0
         self.work = Work()
@@ -183,8 +186,25 @@ class LoopOnPaper:
 
     def deliver(self, sequences: list[Sequence]) -> None:
         for sequence in sequences:
-            self._unsent[sequence] = self._unsent.get(sequence, 0) + 1
+            if sequence in self._resting and sequence.state is not State.ENDED:
+                self._resting[sequence] += 1
+            else:
+                waiting = self._unsent.get(sequence, 0) + self._resting.pop(sequence, 0)
+                self._unsent[sequence] = waiting + 1
+        rest_s = min((len(self._unsent) + len(self._resting)) * REST_S_PER_STREAM, MAX_REST_S)
+        self._rest_s = rest_s if rest_s >= MIN_REST_S else 0.0
         self._go_on()
+
+    def _rest(self, sequence: Sequence) -> None:
+        """As in `scheduler_svc.delivery`: what comes after a message waits, unless it is the end."""
+        if self._rest_s and sequence.state is not State.ENDED:
+            self._resting[sequence] = self._unsent.pop(sequence, 0)
+            self._clock.after(self._rest_s, partial(self._end_rest, sequence))
+
+    def _end_rest(self, sequence: Sequence) -> None:
+        if num_tokens := self._resting.pop(sequence, 0):
+            self._unsent[sequence] = num_tokens
+            self._go_on()
 
     def _go_on(self) -> None:
         if self._is_busy:
@@ -211,6 +231,7 @@ class LoopOnPaper:
         def out() -> None:
             for sequence, num_tokens, at in sent:
                 self._tally.take(sequence, num_tokens, at)
+                self._rest(sequence)
 
         self._work_on(Work(messages=len(sent), tokens=sum(num_tokens for _, num_tokens, _ in sent)), out)
 

@@ -20,7 +20,7 @@ Figures = dict[str, Any]
 
 
 async def validated(costs: SchedulerCosts, mix: Mix, say: Say, rate: float = RATE) -> list[Figures]:
-    """For each number of schedulers of one executor: figures of both, and simulated over real. Raises DemoFailed,
+    """For each number of schedulers of one executor: figures of both, and simulated over real. Raises ServiceFailed,
     ServingFailed and ObservationFailed."""
     # A simulated step takes a little longer than it is told to, by what the executor does besides.
     latency = (await measured(["--simulate", *LATENCY.flags()])).latency

@@ -30,15 +30,13 @@ def saturated(
     block_size: int = BLOCK_SIZE,
     num_blocks: int | None = None,
     costs: StepCosts | None = None,
-    part: float = 1.0,
 ) -> tuple[Occupancy, Paper]:
-    """Over `num_plans` plans, or a part of them, after half as many until nothing of the beginning is left."""
-    num_plans = int(part * setting.num_plans)
+    """Over `num_plans` plans, after half as many until nothing of the beginning is left."""
     paper = Paper(scheduler, setting.lease(num_blocks, block_size), setting.backlog(mix), costs)
-    paper.steps(num_plans // 2)
+    paper.steps(setting.num_plans // 2)
     occupancy = watched(scheduler)
     paper.begin()
-    paper.steps(num_plans)
+    paper.steps(setting.num_plans)
     return occupancy, paper
 
 

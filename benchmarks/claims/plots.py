@@ -9,16 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.claims.memory import CURVE_EVERY
-from benchmarks.claims.report import PAPER_SHARES
+from benchmarks.claims.report import NAMES, PAPER_SHARES
 from benchmarks.claims.watched import Occupancy
 
-NAMES = {
-    "paged": "paged, blocks of 16",
-    "slab_max": "slab: maximum",
-    "slab_pow2": "slab: power of two",
-    "slab_oracle": "slab: oracle",
-    "slab_oracle_first_fit": "slab: oracle, first fit",
-}
 # Told apart by people who see colours differently (Okabe and Ito), and by their markers.
 COLOURS = {"paged": "#0072B2", "slab_max": "#D55E00", "slab_pow2": "#E69F00", "slab_oracle": "#009E73"}
 MARKERS = {"paged": "o", "slab_max": "s", "slab_pow2": "^", "slab_oracle": "D"}
@@ -105,9 +98,10 @@ def _ratios(figures: Any, figure: Figure) -> None:
             ]
             places = [i + 0.2 * (j - 1.5) for i in range(len(mixes))]
             bars = axes.bar(places, values, 0.19, color=COLOURS[name], label=NAMES[name])
-            axes.bar_label(bars, fmt="%.3g", fontsize=8)
+            axes.bar_label(bars, [f"{value:.3g}" if value < 10 else f"{value:.0f}" for value in values], fontsize=8)
         axes.set_xticks(range(len(mixes)), [f"{mix} mix" for mix in mixes])
         axes.set_title(f"{title}, at equal KV memory")
+        axes.margins(y=0.1)
         axes.grid(axis="x", visible=False)
     _legend(figure)
 
@@ -115,15 +109,17 @@ def _ratios(figures: Any, figure: Figure) -> None:
 def _latency(figures: Any, figure: Figure) -> None:
     rates = figures["rates"]
     figure.set_figheight(HEIGHT * len(rates))
-    rows = figure.subplots(len(rates), 2, squeeze=False)
-    for (first, between), mix in zip(rows, list(rates)[::-1], strict=True):
-        for axes, key in ((first, "first_token_p50_s"), (between, "between_tokens_p50_s")):
+    rows = figure.subplots(len(rates), 3, squeeze=False)
+    for (first, between, output), mix in zip(rows, list(rates)[::-1], strict=True):
+        told = ((first, "first_token_p50_s"), (between, "between_tokens_p50_s"), (output, "tokens_s"))
+        for axes, key in told:
             for name, colour in COLOURS.items():
                 _curve_and_points(axes, rates[mix][name], key, name, colour)
             axes.set(xlabel="requests/s", xlim=(0, None))
         first.set(yscale="log", ylabel="s, median", title=f"to the first token, {mix} mix")
         between.set(ylim=(0, None), ylabel="s, median", title=f"between tokens, {mix} mix")
-    _legend(figure)
+        output.set(ylim=(0, None), ylabel="output tokens/s", title=f"tokens a second, {mix} mix")
+    _legend(figure, "lines: on paper; points: served")
 
 
 def _curve_and_points(axes: Axes, rates: Any, key: str, name: str, colour: str) -> None:
@@ -150,7 +146,7 @@ def _blocks(figures: Any, figure: Figure) -> None:
             times = [speed[str(size)]["time_over_16"] for size in chosen]
             kernels.plot(chosen, times, marker, color=ON if is_native else OFF, label=label)
     kernels.axhline(1, color="black", linewidth=0.6)
-    kernels.set(ylabel="attention: time over blocks of 16", yscale="log")
+    kernels.set(ylabel="attention: time over blocks of 16", yscale="log", ylim=(0.5, 200))
     kernels.legend(frameon=False)
     for axes in (memory, kernels):
         axes.set_xscale("log", base=2)
@@ -180,11 +176,12 @@ def _samples(figures: Any, figure: Figure) -> None:
     saved, published = figures["samples"]["saved"], figures["samples"]["published"]
     titles = {"n": "parallel samples", "beam": "beams"}
     for axes, kind in zip(_panels(figure, 2, sharey=True), titles, strict=True):
-        for mix, colour in zip(saved, (OFF, ON), strict=True):
+        for mix, colour in zip(saved, (OFF, ON), strict=False):
             shares = {int(width): 100 * share for width, share in saved[mix][kind].items()}
             axes.plot(list(shares), list(shares.values()), "o-", color=colour, label=f"{mix} mix")
-            low, high = published[kind][mix]
-            axes.axhspan(100 * low, 100 * high, color=colour, alpha=0.15, label=f"paper, {mix}")
+            if mix in published[kind]:
+                low, high = published[kind][mix]
+                axes.axhspan(100 * low, 100 * high, color=colour, alpha=0.15, label=f"paper, {mix}")
             axes.set_xticks(list(shares))
         axes.set(xlabel="sequences of a request", title=titles[kind], ylim=(0, 100))
     figure.axes[0].set_ylabel("% of blocks saved")
@@ -213,6 +210,8 @@ def _pressure(figures: Any, figure: Figure) -> None:
     _legend(figure)
 
 
-def _legend(figure: Figure) -> None:
+def _legend(figure: Figure, title: str | None = None) -> None:
     handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=8, title=title
+    )

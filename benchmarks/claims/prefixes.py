@@ -13,7 +13,7 @@ LENGTHS = (0, 256, 512, 1024, 2048)
 QUICK_LENGTHS = (0, 512)
 NUM_REQUESTS, OWN_TOKENS, OUTPUT_TOKENS = 8, 64, 32
 LONGEST = LENGTHS[-1] + OWN_TOKENS + OUTPUT_TOKENS
-KV_TOKENS = NUM_REQUESTS * (LONGEST + 16)  # enough for all of them without sharing
+KV_TOKENS = NUM_REQUESTS * (LONGEST + 16)  # for all of them without sharing, but for what is kept free for growth
 
 
 async def measure(setting: Setting, executor: Executor) -> Figures:

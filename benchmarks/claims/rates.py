@@ -1,8 +1,8 @@
 """Time to first token and between tokens against the rate at which requests come, until a policy is saturated.
 
-Curves are found on paper, with steps that take what those of the real model took at saturation. Points are the real
-executor's, for the first mix, of which enough requests come within a window: one that begins with what runs, and waits,
-at that rate.
+Curves are found on paper, with steps that take what those of the real model took at saturation, up to more than is let
+through there. Points are the real executor's, for the first mix, of which enough requests come within a window: one
+that begins with what runs, and waits, at that rate.
 """
 
 import time
@@ -15,11 +15,12 @@ from benchmarks.claims.setting import Figures, Setting
 from benchmarks.claims.slabs import POLICIES
 from benchmarks.claims.throughput import taken_over
 
-# Of the rate that saturates the policy itself.
-LOADS = (0.2, 0.4, 0.6, 0.75, 0.85, 0.95, 1.1)
+# Of the rate that saturates the policy itself: on paper, and served.
+LOADS = (0.2, 0.4, 0.6, 0.75, 0.85, 0.95, 1.1, 1.4)
 SERVED_LOADS, PAGED_SERVED_LOADS = (0.7,), (0.3, 0.6, 0.85)
-QUICK_LOADS, QUICK_SERVED_LOADS = (0.4, 0.8), (0.7,)
+QUICK_LOADS, QUICK_SERVED_LOADS = (0.4, 1.4), (0.7,)
 WARM_REQUESTS, NUM_REQUESTS = 40, 160
+REQUESTS_A_PLACE = 5  # more, for each that runs at saturation: before a queue grows, all places are taken
 QUICK_PART = 4  # of these many
 MAX_WARM_S = 300.0  # on paper's clock
 SATURATED = 0.2  # as many wait, as a share of those that were served
@@ -31,15 +32,19 @@ async def measure(setting: Setting, executor: Executor, throughput: Figures, cos
     for mix in setting.mixes:
         figures[mix.name] = {}
         for name in POLICIES:
-            capacity = throughput[mix.name][name]["tokens_s"] / mix.mean_output
-            loads = QUICK_LOADS if setting.quick else LOADS
-            on_paper = [_on_paper(setting, name, mix, load * capacity, costs[mix.name]) for load in loads]
+            found = throughput[mix.name][name]
+            on_paper = [_on_paper(setting, name, mix, load, found, costs[mix.name]) for load in _loads(setting)]
             points = []
             for load in _served_loads(setting, name) if mix is setting.mixes[0] else ():
-                points.append(await _served(setting, executor, name, mix, load * capacity, costs[mix.name]))
+                rate = load * found["tokens_s"] / mix.mean_output
+                points.append(await _served(setting, executor, name, mix, rate, costs[mix.name]))
                 setting.say(f"{mix.name} {name}, {_told(points[-1])}")
-            figures[mix.name][name] = {"capacity": round(capacity, 3), "paper": on_paper, "served": points}
+            figures[mix.name][name] = {"paper": on_paper, "served": points}
     return figures
+
+
+def _loads(setting: Setting) -> tuple[float, ...]:
+    return QUICK_LOADS if setting.quick else LOADS
 
 
 def _served_loads(setting: Setting, name: str) -> tuple[float, ...]:
@@ -48,9 +53,10 @@ def _served_loads(setting: Setting, name: str) -> tuple[float, ...]:
     return PAGED_SERVED_LOADS if name == "paged" else SERVED_LOADS
 
 
-def _on_paper(setting: Setting, name: str, mix: Mix, rate: float, costs: StepCosts) -> Figures:
+def _on_paper(setting: Setting, name: str, mix: Mix, load: float, found: Figures, costs: StepCosts) -> Figures:
     part = QUICK_PART if setting.quick else 1
-    num_requests = NUM_REQUESTS // part
+    num_requests = int(NUM_REQUESTS + REQUESTS_A_PLACE * found["running"]) // part
+    rate = load * found["paper_tokens_s"] / mix.mean_output
     paper = _warm(setting, name, mix, rate, costs, WARM_REQUESTS // part)
     paper.begin()
     while paper.meter.ended < num_requests:

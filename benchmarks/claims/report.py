@@ -9,16 +9,56 @@ from benchmarks.claims.served import Executor
 from benchmarks.claims.setting import Figures, Setting
 from benchmarks.claims.slabs import POLICIES
 
+NAMES = {
+    "paged": "paged, blocks of 16",
+    "slab_max": "slab: maximum",
+    "slab_pow2": "slab: power of two",
+    "slab_oracle": "slab: oracle",
+    "slab_oracle_first_fit": "slab: oracle, first fit",
+}
+PARTS = (
+    "setting",
+    "memory",
+    "throughput",
+    "step_costs",
+    "rates",
+    "answers",
+    "prefixes",
+    "pressure",
+    "samples",
+    "blocks",
+    "table",
+    "seconds",
+)
 # Of all KV memory, what held tokens in the PagedAttention paper's own experiment (its figure 2), by policy.
 PAPER_SHARES = {"paged": 0.963, "slab_max": 0.204, "slab_pow2": 0.268, "slab_oracle": 0.382}
 
 
-def described(setting: Setting, executor: Executor) -> Figures:
-    """The machine, the model and the requests that figures are of."""
+class NoFigures(Exception):
+    """A file that holds none of ours."""
+
+
+def read(path: Path) -> Figures:
+    """What `write` has written. Raises NoFigures."""
+    try:
+        figures = json.loads(path.read_text())
+    except OSError as error:
+        raise NoFigures(f"{path}: {error.strerror}") from error
+    except ValueError as error:
+        raise NoFigures(f"{path}: is no JSON: {error}") from error
+    lacking = [part for part in PARTS if not isinstance(figures, dict) or part not in figures]
+    if lacking:
+        raise NoFigures(f"{path}: lacks {', '.join(lacking)}: is no claims.json")
+    return figures
+
+
+def described(setting: Setting, executor: Executor, flags: list[str]) -> Figures:
+    """The machine, the model, what the executor was told besides, and the requests that figures are of."""
     return {
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "model": executor.model,
+        "executor_flags": flags,
         "kv_tokens": setting.kv_tokens,
         "longest": setting.longest,
         "window_s": setting.window_s,
@@ -45,6 +85,10 @@ def summary(figures: Figures) -> Figures:
         "throughput_ratio": {
             name: {mix: by_policy[name]["paged_over_this"] for mix, by_policy in throughput.items()} for name in slabs
         },
+        "throughput_ratio_error": {
+            name: {mix: by_policy[name]["paged_over_this_error"] for mix, by_policy in throughput.items()}
+            for name in slabs
+        },
     }
 
 
@@ -66,7 +110,8 @@ def print_tables(figures: Figures) -> None:
             )
             if name in ratios["concurrency_ratio"]:
                 running, tokens = (ratios[key][name][mix] for key in ("concurrency_ratio", "throughput_ratio"))
-                line += f"   {running:.2f} x sequences, {tokens:.2f} x tokens/s"
+                error = ratios["throughput_ratio_error"][name][mix]
+                line += f"   {running:.2f} x sequences, {tokens:.2f}{_give_or_take(error)} x tokens/s"
             print(line)
 
 
@@ -77,6 +122,11 @@ def write(figures: Figures, directory: Path) -> None:
     from benchmarks.claims import plots  # only here: the extra bench brings what it needs
 
     plots.draw(figures, directory)
+
+
+def _give_or_take(error: float | None) -> str:
+    """One round has no error."""
+    return "" if error is None else f" ± {error:.2f}"
 
 
 def _cpu() -> str:

@@ -8,7 +8,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Protocol
 
-from benchmarks.lengths import MIXES, log_normal_length
+from paged.load.lengths import MIXES, log_normal_length
 from scheduler_svc.core.sequence import Sampling, Sequence
 
 NUM_DRAWN = 20_000
@@ -61,7 +61,7 @@ def trace_mix(path: Path, longest: int) -> Mix:
                     )
                 num_prompt = min(num_prompt, longest // 2)
                 lengths.append((num_prompt, min(num_output, longest - num_prompt)))
-    except (KeyError, ValueError, TypeError) as error:
+    except (KeyError, ValueError, TypeError, csv.Error) as error:
         raise TraceError(f"{path}: row {len(lengths) + 1}: no numbers prompt_tokens and output_tokens") from error
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror}") from error
@@ -72,10 +72,11 @@ def trace_mix(path: Path, longest: int) -> Mix:
 
 @dataclass(slots=True)
 class Timing:
-    """Of one request, in seconds; `last` is when it got its latest token."""
+    """Of one request, in seconds; `last` is when it got its latest token. The driver notes when it first got a row."""
 
     arrived: float
     last: float | None = None
+    admitted_at: float | None = None
 
 
 class Source:

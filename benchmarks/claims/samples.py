@@ -1,7 +1,6 @@
 """Memory that samples and beams of one prompt save by sharing its blocks, as `benchmarks.sharing` counts it."""
 
 from benchmarks.claims.setting import Figures, Setting
-from benchmarks.lengths import MIXES
 from benchmarks.sharing import WIDTHS, saved
 
 # Least and most that the PagedAttention paper saves, by kind and data set; 2 to 6 sequences.
@@ -16,10 +15,10 @@ def measure(setting: Setting) -> Figures:
     """By mix, kind and number of sequences: the share of blocks that is saved; and what was published."""
     count = QUICK_NUM_REQUESTS if setting.quick else NUM_REQUESTS
     figures: Figures = {}
-    for mix in MIXES:
-        figures[mix] = {
-            kind: {str(width): round(saved(mix, width, count, beams=kind == "beam"), 4) for width in WIDTHS}
+    for mix in setting.mixes:
+        figures[mix.name] = {
+            kind: {str(width): round(saved(mix.lengths, width, count, beams=kind == "beam"), 4) for width in WIDTHS}
             for kind in PUBLISHED
         }
-        setting.say(f"{mix}: {figures[mix]}")
+        setting.say(f"{mix.name}: {figures[mix.name]}")
     return {"saved": figures, "published": PUBLISHED}

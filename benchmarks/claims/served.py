@@ -43,7 +43,7 @@ class Executor:
     @classmethod
     @asynccontextmanager
     async def started(cls, flags: list[str]) -> AsyncIterator["Executor"]:
-        """Raises DemoFailed where it does not start."""
+        """Raises ServiceFailed where it does not start."""
         with tempfile.TemporaryDirectory(prefix="paged-claims-") as name:
             endpoint_file = Path(name) / "endpoint"
             where = ("--endpoint", "tcp://127.0.0.1:0", "--endpoint-file", str(endpoint_file))
@@ -165,6 +165,9 @@ class Serving:
         if hopeless:
             self._lost = f"{len(hopeless)} sequences can never fit {len(self.scheduler.state.lease.block_ids)} blocks"
         self._news.set()
+
+    def on_plan(self) -> None:
+        pass
 
     def on_tokens(self, applied: Applied) -> None:
         now = self.now

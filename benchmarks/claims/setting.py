@@ -20,7 +20,7 @@ Figures = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """`window_s` is how long a rate is measured, `num_plans` over how many a share is counted."""
+    """`window_s` is how long a rate is measured, `num_plans` over how many each share on paper is counted."""
 
     mixes: tuple[Mix, ...]
     vocab_size: int

@@ -8,7 +8,7 @@ differs is what memory a sequence holds. How large a slab is:
 * power of two: the prompt, and the smallest power of two that holds the output,
 * oracle: the prompt and the output, as if its length were known beforehand.
 
-Slabs grow in whole blocks, so up to 15 slots more than those; and do without the watermark that a growing table needs.
+Slabs are rounded up to whole blocks, so up to 15 slots more; and do without the watermark that a growing table needs.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -78,10 +78,11 @@ class SlabPool(BlockPool):
             raise ValueError("slabs are not shared: switch the prefix cache off, and ask for one sample")
 
     def release(self, table: Sequence[int]) -> None:
+        before = self._runs.num_free
         self._runs.give_back(table[0] - self._first)
         for block in table:
             self.ref_count[block] = 0
-        self.num_freed += len(table)
+        self.num_freed += self._runs.num_free - before  # with what rounding had taken
 
 
 class SlabRoom(Room):

@@ -1,5 +1,6 @@
 """A scheduler that is looked at: what KV memory holds is noted with each plan."""
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,16 +12,20 @@ from scheduler_svc.core.state import CoreState
 
 
 class WatchedScheduler(Scheduler):
-    """Works with the first `num_blocks` of a lease, all if None. `watch(plan)` is called with each plan."""
+    """Works with the first `num_blocks` of a lease, all if None, which are handed out in an order of chance if
+    `shuffled`. `watch(plan)` is called with each plan."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.num_blocks: int | None = None
+        self.shuffled = False
         self.watch: Callable[[Plan], None] = lambda plan: None
 
     def attach(self, lease: Lease) -> list[Sequence]:
         if self.num_blocks is not None:
             lease = replace(lease, block_ids=lease.block_ids[: self.num_blocks], most_lent=NO_AMOUNTS)
+        if self.shuffled:
+            lease = replace(lease, block_ids=random.Random(0).sample(lease.block_ids, len(lease.block_ids)))
         return super().attach(lease)
 
     def plan(self, *, even_if_empty: bool = False) -> Plan | None:

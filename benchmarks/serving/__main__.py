@@ -7,6 +7,10 @@ tokens per message; time from sending a request to its first token (ttft_ms), be
 each brings one token or several), and in the scheduler from a result's arrival to its message being handed to gRPC
 (write_ms, whose percentiles are upper bounds of a fine histogram).
 
+Beside each run, what gRPC alone takes: the schedulers' CPU for a message, all that is done for it included (message_us)
+and that of a grpc.aio server that does nothing but send messages as large, as often, to as many streams of the same
+readers (bare_message_us; bare_messages_s is how many of them it got rid of).
+
 With --memory: resident memory of a scheduler before, while and after 4,096 streams of 2,000 tokens are open.
 """
 
@@ -18,14 +22,17 @@ import sys
 
 import numpy as np
 
+from benchmarks.serving.bare import bare
 from benchmarks.serving.memory import memory_mb
 from benchmarks.serving.streams import Window, served, watch
-from paged.cli.load_generator import Load
-from paged.cli.processes import DemoFailed
+from paged.cli.processes import ServiceFailed
+from paged.load.generator import Load
+from paged.load.seen import percentiles_ms
 from paged.v1 import control_pb2
 
 STREAMS = (256, 1024, 4096)
-SETTLE_S, MEASURED_S = 3.0, 8.0
+SETTLE_S, MEASURED_S, BARE_S = 3.0, 8.0, 4.0
+SHOWN = (50, 99)  # percentiles
 CORES_FOR_FOUR = 10  # schedulers: theirs, executor's and readers'
 
 Figures = dict[str, object]
@@ -34,34 +41,44 @@ Figures = dict[str, object]
 async def run(num_schedulers: int, num_streams: int, seconds: float) -> Figures:
     async with served(num_schedulers, num_streams) as system:
         window = await watch(system, Load(system.target, num_streams), SETTLE_S, seconds)
-    return figures(num_schedulers, num_streams, window)
+    messages, tokens = _streamed(window)
+    per_scheduler = num_streams // num_schedulers
+    period_ms = 1e3 * num_streams * window.seen.seconds / messages
+    alone = await bare(per_scheduler, period_ms, round(tokens / messages), BARE_S)
+    return figures(num_schedulers, num_streams, window) | {
+        "message_us": round(1e6 * sum(window.cpu_s) / messages, 1),
+        "bare_message_us": round(alone.message_us, 1),
+        "bare_messages_s": round(alone.messages_s),
+    }
 
 
 def figures(num_schedulers: int, num_streams: int, window: Window) -> Figures:
     seen, cpu_s = window.seen, sum(window.cpu_s)
-    if seen.errors:
-        print(f"errors: {seen.errors}", file=sys.stderr)
-    messages = sum(load.stream_messages for load in window.after) - sum(load.stream_messages for load in window.before)
-    streamed = sum(load.streamed_tokens for load in window.after) - sum(load.streamed_tokens for load in window.before)
+    if seen.errors or seen.earlier_errors:
+        print(f"errors: {seen.errors}, of earlier requests: {seen.earlier_errors}", file=sys.stderr)
+    messages, tokens = _streamed(window)
     return {
         "schedulers": num_schedulers,
         "streams": num_streams,
         "tok_s": round(seen.tokens / seen.seconds),
         "tok_per_cpu_s": round(seen.tokens / cpu_s),
-        "tok_per_message": round(streamed / max(messages, 1), 2),
-        "ttft_ms": _percentiles(seen.ttft_s),
-        "itl_ms": _percentiles(seen.gaps_s),
+        "tok_per_message": round(tokens / messages, 2),
+        "ttft_ms": percentiles_ms(seen.ttft_s, SHOWN),
+        "itl_ms": percentiles_ms(seen.gaps_s, SHOWN),
         "write_ms": _write_percentiles(window),
         "scheduler_cores": round(cpu_s / seen.seconds / num_schedulers, 2),
         "executor_cores": round(window.executor_cpu_s / seen.seconds, 2),
     }
 
 
-def _percentiles(seconds: list[float]) -> dict[str, float]:
-    if not seconds:
-        return {}
-    p50, p99 = np.percentile(seconds, (50, 99))
-    return {"p50": round(1e3 * float(p50), 1), "p99": round(1e3 * float(p99), 1)}
+def _streamed(window: Window) -> tuple[int, int]:
+    """Messages and tokens of all schedulers."""
+    pairs = list(zip(window.before, window.after, strict=True))
+    messages = sum(after.stream_messages - before.stream_messages for before, after in pairs)
+    tokens = sum(after.streamed_tokens - before.streamed_tokens for before, after in pairs)
+    if not messages:
+        raise RuntimeError("nothing was streamed")
+    return messages, tokens
 
 
 def _write_percentiles(window: Window) -> dict[str, float]:
@@ -72,7 +89,7 @@ def _write_percentiles(window: Window) -> dict[str, float]:
     ranks = np.cumsum(counts)
     if not len(ranks) or not ranks[-1]:
         return {}
-    at = {f"p{p}": bounds[int(np.searchsorted(ranks, ranks[-1] * p / 100))] for p in (50, 99)}
+    at = {f"p{p}": bounds[int(np.searchsorted(ranks, ranks[-1] * p / 100))] for p in SHOWN}
     return {name: round(1e3 * bound, 2) for name, bound in at.items()}
 
 
@@ -108,7 +125,7 @@ def main() -> None:
             print(json.dumps(figures_mb))
             return
         rows = asyncio.run(measure(args))
-    except DemoFailed as error:
+    except ServiceFailed as error:
         sys.exit(str(error))
     if args.json:
         print(json.dumps({"runs": rows}))

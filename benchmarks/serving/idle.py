@@ -1,7 +1,7 @@
 """How much of its time an executor waits for plans while streams are delivered: real processes, gRPC readers."""
 
 from benchmarks.serving.streams import served, watch
-from paged.cli.load_generator import Load
+from paged.load.generator import Load
 
 STEP_US = 5_000
 SETTLE_S, MEASURED_S = 2.0, 6.0

@@ -32,7 +32,7 @@ class Run:
 
 
 async def run_paged(workload: Workload, model: Path, flags: list[str]) -> Run:
-    """Starts both services, warms them up, and times the workload. Raises DemoFailed where a service does not last, and
+    """Starts both services, warms them up, and times the workload. Raises ServiceFailed where one does not last, and
     PagedClientError. `flags` go to the executor."""
     began = time.perf_counter()
     async with _services(model, flags) as (address, services):

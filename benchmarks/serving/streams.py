@@ -10,9 +10,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.serving.served import process_cpu_s
-from paged.cli.load_generator import Load, Seen
 from paged.cli.processes import Service, serving, while_alive, written
 from paged.client import Client
+from paged.load.generator import Load
+from paged.load.seen import Seen
 from paged.v1 import control_pb2
 
 STEP_US = 10_000
@@ -98,7 +99,7 @@ def _executor_flags(rows: int, step_us: int, tokens_per_row: int) -> list[str]:
 
 
 class LoadProcess:
-    """A `paged.cli.load_generator` in a process of its own."""
+    """A `paged.load.process` in a process of its own."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -108,7 +109,7 @@ class LoadProcess:
     async def of(cls, load: Load) -> "AsyncIterator[LoadProcess]":
         """The load, warm: every stream has had a token."""
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "paged.cli.load_generator"),
+            *(sys.executable, "-m", "paged.load.process"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=LINE_BYTES,

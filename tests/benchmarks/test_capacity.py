@@ -59,6 +59,13 @@ def test_every_request_ends_with_all_of_its_tokens(schedulers: int, executors: i
         assert sum(core.state.counters.preemptions for core in cores) > 0
 
 
+def test_streams_rest_where_there_are_many_and_nothing_of_them_is_lost() -> None:
+    room = Room(max_rows=128, num_blocks=2000, tokens_per_step=4096)
+    tally = _drained(Fleet(StepLatency(2000), FREE, room), VARIED, 4000.0, 300).tally
+    assert tally.tokens == sum(VARIED.lengths[i % 50][1] for i in range(300))
+    assert tally.messages < tally.tokens / 1.5
+
+
 def test_a_request_alone_takes_what_its_steps_and_messages_take() -> None:
     latency = StepLatency(10_000, 100, 1000)
     simulation = _drained(Fleet(latency, COSTS), EQUAL, 1e-3, 1)
@@ -190,7 +197,9 @@ def test_a_file_without_pieces_is_refused(tmp_path, text: str) -> None:
 async def test_steps_of_a_real_executor_process_are_measured() -> None:
     found = await measured(["--simulate", "--simulate-fixed-us", "2000"])
     assert found.num_steps > 50
-    assert found.latency.fixed_us >= 1900  # no step is shorter than it must be; how much longer depends on the machine
+    # No step is shorter than it must be, and how much longer depends on the machine; but the time between two results
+    # is short where the first was read late.
+    assert found.latency.fixed_us >= 1000
 
 
 async def test_a_window_of_real_processes_counts_what_clients_got() -> None:
@@ -209,9 +218,10 @@ def test_sizing_answers_for_an_executor_and_for_a_rate() -> None:
     kind = Kind(StepLatency(9000, 20, 20), VARIED, Room(max_rows=64))
     told = for_an_executor(kind, costs)
     assert told["cell"] == {"schedulers": 1, "executors": 4}
-    assert told["loop_share"] == pytest.approx(4 * told["loop_share_of_one"], rel=0.1)
+    # With more streams each rests for longer, and a message has more tokens.
+    assert 0.7 < told["loop_share"] / (4 * told["loop_share_of_one"]) < 0.9
     assert told["simulated_tokens_s"] == pytest.approx(told["tokens_s"], rel=0.1)  # both of one executor
-    assert told["scheduler_cores"] == pytest.approx(told["loop_share_of_one"], rel=0.1)
+    assert told["scheduler_cores"] == pytest.approx(told["loop_share"] / 4, rel=0.1)
     one, ten = for_a_rate(kind, costs, [10.0, 100.0], 0.5)
     assert one["executors"] == one["schedulers"] * cell_for(COSTS, kind.highest).executors
     assert ten["executors"] >= one["executors"]

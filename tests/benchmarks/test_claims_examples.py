@@ -118,6 +118,18 @@ def test_a_slab_for_which_no_hole_is_long_enough_waits_though_the_blocks_are_the
     assert waiting.row == -1
 
 
+def test_what_rounding_had_taken_lets_the_next_slab_in_as_soon_as_it_is_given_back() -> None:
+    scheduler = POLICIES["slab_oracle"](2048)
+    held, waiting = _prompt(500, 28), _prompt(940, 20)  # 33 blocks, which a buddy makes 64; and 60
+    _planned(scheduler, 72, held, _prompt(10, 6))  # another one goes on
+    scheduler.submit(waiting)
+    scheduler.plan()
+    assert waiting.row == -1
+    scheduler.cancel(held)
+    scheduler.plan()
+    assert waiting.row >= 0
+
+
 @pytest.mark.parametrize("make", [*POLICIES.values(), BEST_SLABS], ids=[*POLICIES, "first fit"])
 def test_every_policy_gives_back_what_it_took(make: PolicyMaker) -> None:
     scheduler = make(512)

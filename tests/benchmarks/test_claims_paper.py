@@ -2,20 +2,22 @@
 
 import pytest
 
+from benchmarks.claims import samples
 from benchmarks.claims.memory import saturated
 from benchmarks.claims.paper import Paper, StepCosts, StepWork, paper_lease
 from benchmarks.claims.requests import Mix, Poisson, Source, TraceError, drawn_mix, trace_mix
 from benchmarks.claims.setting import KV_TOKENS, LONGEST, Setting
 from benchmarks.claims.slabs import BEST_SLABS, POLICIES, PolicyMaker
+from benchmarks.claims.throughput import ratio_error
 from benchmarks.claims.watched import Occupancy
-from benchmarks.lengths import MIXES
+from paged.load.lengths import MIXES
 
 MADE = {name: drawn_mix(name, LONGEST) for name in MIXES}
 
 
-def _occupancy(make: PolicyMaker, mix: str) -> Occupancy:
-    setting = Setting(
-        mixes=(MADE[mix],),
+def _setting(*mixes: Mix) -> Setting:
+    return Setting(
+        mixes=mixes,
         vocab_size=1000,
         longest=LONGEST,
         kv_tokens=KV_TOKENS,
@@ -24,7 +26,10 @@ def _occupancy(make: PolicyMaker, mix: str) -> Occupancy:
         quick=True,
         say=lambda text: None,
     )
-    return saturated(setting, make(LONGEST), MADE[mix])[0]
+
+
+def _occupancy(make: PolicyMaker, mix: str) -> Occupancy:
+    return saturated(_setting(MADE[mix]), make(LONGEST), MADE[mix])[0]
 
 
 def test_of_the_blocks_of_a_long_mix_96_percent_hold_tokens() -> None:
@@ -103,3 +108,17 @@ def test_what_ran_on_paper_goes_on_elsewhere_with_its_tokens() -> None:
         second.step()
     assert sequence.token_ids[: len(known)] == known
     assert len(sequence.token_ids) == 30
+
+
+def test_the_error_of_a_ratio_is_that_of_rounds_which_differ_in_it() -> None:
+    assert ratio_error([30.0, 60.0], [10.0, 20.0]) == 0  # a slow round is slow for both
+    assert ratio_error([30.0], [10.0]) is None
+    # Ratios without one round of three: 5 / 2, 4 / 2, 3 / 2; (n - 1) / n of the sum of their squared distances.
+    assert ratio_error([1.0, 2.0, 3.0], [1.0, 1.0, 1.0]) == round((2 / 3 * 0.5) ** 0.5, 3)
+
+
+def test_samples_and_beams_are_of_the_requests_that_are_measured() -> None:
+    found = samples.measure(_setting(Mix("trace", ((64, 8), (16, 80)))))["saved"]
+    assert list(found) == ["trace"]
+    alone = samples.measure(_setting(Mix("trace", ((64, 8),))))["saved"]  # of longer prompts more is shared
+    assert found["trace"]["n"]["2"] < alone["trace"]["n"]["2"]
