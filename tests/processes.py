@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -42,8 +43,8 @@ class Service:
     def address(self) -> str:
         return self.address_file.read_text().strip()
 
-    def wait_until_ready(self) -> "Service":
-        wait_for(lambda: self.address_file.exists() or self.process.poll() is not None, "the address file")
+    def wait_until_ready(self, timeout_s: float = START_TIMEOUT_S) -> "Service":
+        wait_for(lambda: self.address_file.exists() or self.process.poll() is not None, "the address file", timeout_s)
         assert self.process.poll() is None, self.log
         return self
 
@@ -84,6 +85,14 @@ class Service:
         return self.process.wait(30)
 
 
+def free_port() -> int:
+    """One that nobody listens on, of loopback."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
 def wait_for(condition: Callable[[], object], what: str, timeout_s: float = START_TIMEOUT_S) -> None:
     """Until the condition holds. AssertionError after the time."""
     end = time.monotonic() + timeout_s
@@ -111,6 +120,15 @@ def start_scheduler(
     cache = ["--cache-dir", str(directory / "tokenizers")]
     where = ["--listen-address", address, "--executor-endpoint", executor_endpoint]
     return Service("scheduler_svc", "--address-file", directory / name, *where, *cache, *flags)
+
+
+def descendants(pid: int) -> set[int]:
+    """Ids of all processes that the process has started, or one of those."""
+    found: set[int] = set()
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in map(int, (task / "children").read_text().split()):
+            found |= {child, *descendants(child)}
+    return found
 
 
 @contextmanager

@@ -18,7 +18,8 @@ from scheduler_svc.settings import SchedulerSettings
 async def engine_over(
     endpoint: str, cache_dir: Path, *, resolve: Resolve | None = None, **settings: object
 ) -> AsyncIterator[Engine]:
-    """Ready for requests."""
+    """Ready for requests. A name that `resolve` knows is this machine's."""
+    settings = {"insecure": resolve is not None, **settings}
     given = SchedulerSettings(executor_endpoint=endpoint, cache_dir=cache_dir, **settings)
     engine = Engine(given, Discovery(given.executor_endpoints, resolve) if resolve is not None else None)
     async with asyncio.TaskGroup() as tasks:  # a fault of the engine ends the test

@@ -157,7 +157,9 @@ class Link:
                 self.key = message.attached.epoch, message.attached.session
             case "result":
                 self._sent_at.popleft()
-                self.core.apply(decode_result(message.result, []))
+                record = self.core.state.in_flight[0]
+                wanted = [s.sampling.logprobs for s in record.sequences] if message.result.logprob_ids else []
+                self.core.apply(decode_result(message.result, wanted))
                 self.plan()
             case "lease_change":
                 self.core.change_lease(decode_lease_change(message.lease_change))

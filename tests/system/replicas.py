@@ -15,6 +15,7 @@ from paged.v1 import control_pb2
 from tests.processes import Service, start_executor, start_scheduler
 from tests.system.requests import ready
 
+START_S = 180.0  # several real executors at once, on a busy machine
 LONGEST_FREEZE_S = 7.0  # longer than what executors wait for a silent scheduler, and schedulers for a silent executor
 
 
@@ -32,26 +33,37 @@ class Replicas:
     ending: list[Service] = field(default_factory=list)  # told to stop, or killed
 
     def start(self, num_schedulers: int, num_executors: int) -> None:
-        started = [self._new_executor(i, "tcp://127.0.0.1:0") for i in range(num_executors)]
-        self.executors = {service.wait_until_ready().address: service for service in started}
-        begun = [self._new_scheduler(i, "127.0.0.1:0") for i in range(num_schedulers)]
-        self.schedulers = {service.wait_until_ready().address: service for service in begun}
+        self.start_executors(num_executors)
+        self.start_schedulers(num_schedulers)
+
+    def start_executors(self, count: int) -> None:
+        started = [self.new_executor(i, "tcp://127.0.0.1:0") for i in range(count)]
+        self.executors = {service.wait_until_ready(START_S).address: service for service in started}
+
+    def start_schedulers(self, count: int) -> None:
+        begun = [self.new_scheduler(i, "127.0.0.1:0") for i in range(count)]
+        self.schedulers = {service.wait_until_ready(START_S).address: service for service in begun}
+
+    @property
+    def endpoints(self) -> list[str]:
+        """Of the executors, as schedulers are told."""
+        return list(self.executors)
 
     @property
     def target(self) -> str:
         """All schedulers, for a client that takes them in turn."""
         return "ipv4:" + ",".join(self.schedulers)
 
-    def _new_executor(self, number: int, endpoint: str) -> Service:
+    def new_executor(self, number: int, endpoint: str) -> Service:
         place = self.directory / f"executor{number}"
         place.mkdir(exist_ok=True)
         service = start_executor(place, *self.executor_flags, endpoint=endpoint)
         self.services.append(service)
         return service
 
-    def _new_scheduler(self, number: int, address: str) -> Service:
+    def new_scheduler(self, number: int, address: str) -> Service:
         service = start_scheduler(
-            self.directory, ",".join(self.executors), *self.scheduler_flags, address=address, name=f"scheduler{number}"
+            self.directory, ",".join(self.endpoints), *self.scheduler_flags, address=address, name=f"scheduler{number}"
         )
         self.services.append(service)
         return service
@@ -65,8 +77,8 @@ class Replicas:
                 await asyncio.sleep(chance.uniform(0, pause_s))
                 await self._suffer(service, chance)
             if service.process.poll() is not None:
-                self.executors[endpoint] = self._new_executor(number, endpoint)
-                await asyncio.to_thread(self.executors[endpoint].wait_until_ready)
+                self.executors[endpoint] = self.new_executor(number, endpoint)
+                await asyncio.to_thread(self.executors[endpoint].wait_until_ready, START_S)
 
     async def disturb_schedulers(self, chance: random.Random, pause_s: float) -> None:
         """Until cancelled; then all run."""
@@ -80,8 +92,8 @@ class Replicas:
                 if not await self._suffer(service, chance):
                     self.away.remove(away)
             if service.process.poll() is not None:
-                self.schedulers[address] = self._new_scheduler(number, address)
-                await asyncio.to_thread(self.schedulers[address].wait_until_ready)
+                self.schedulers[address] = self.new_scheduler(number, address)
+                await asyncio.to_thread(self.schedulers[address].wait_until_ready, START_S)
                 async with Client(address) as client:
                     await ready(client, 60)
                 away[1] = time.monotonic()
@@ -112,12 +124,12 @@ class Replicas:
             service.process.wait(60)
         for number, (endpoint, service) in enumerate(list(self.executors.items())):
             if service.process.poll() is not None:
-                self.executors[endpoint] = self._new_executor(number, endpoint)
+                self.executors[endpoint] = self.new_executor(number, endpoint)
         for number, (address, service) in enumerate(list(self.schedulers.items())):
             if service.process.poll() is not None:
-                self.schedulers[address] = self._new_scheduler(number, address)
+                self.schedulers[address] = self.new_scheduler(number, address)
         for service in (*self.executors.values(), *self.schedulers.values()):
-            service.wait_until_ready()
+            service.wait_until_ready(START_S)
 
     async def idle_loads(self, timeout_s: float = 40) -> list[control_pb2.GetLoadResponse]:
         """Of each scheduler, once nothing runs or waits and all executors are attached to it."""

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import random
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,18 @@ from paged.client import Client, generate_request
 from paged.v1 import inference_pb2_grpc
 from scheduler_svc.answer import Answer
 from scheduler_svc.core.sequence import Sampling, Sequence
+from scheduler_svc.delivery import MESSAGES_IN_A_TURN, TURNS_BETWEEN, Delivery
+from scheduler_svc.engine import Engine
 from scheduler_svc.errors import ReaderTooSlow
+from scheduler_svc.opening import open_request
 from scheduler_svc.reader import Reader
 from scheduler_svc.requests import GenerationRequest
+from scheduler_svc.samples import Samples
 from tests.processes import cleaned_up, start_executor
 from tests.system.conftest import System
 from tests.system.engines import engine_over
 from tests.system.requests import answer, idle_load, mixed_calls, ready
+from tests.text.test_detokenizer import tokenizer_of
 
 LONG = 3000  # tokens
 # So that the network does not hold the whole of an answer that nobody reads.
@@ -65,7 +71,7 @@ async def test_where_too_much_waits_of_all_together_the_largest_ends(tmp_path: P
             assert engine.load().unread_bytes == 0
 
 
-async def test_after_streams_have_ended_nothing_of_them_is_kept(tmp_path: Path) -> None:
+async def test_after_streams_have_ended_nothing_of_them_is_kept_nor_waits_for_the_collector(tmp_path: Path) -> None:
     with cleaned_up([start_executor(tmp_path, "--simulate")]) as (executor,):
         executor.wait_until_ready()
         async with engine_over(executor.address, tmp_path) as engine:
@@ -77,16 +83,66 @@ async def test_after_streams_have_ended_nothing_of_them_is_kept(tmp_path: Path) 
                         break  # and leave
                 await stream.aclose()
 
-            await asyncio.gather(*(read(number) for number in range(64)))
-            async with asyncio.timeout(60):
-                while engine.load().running_sequences or engine.load().used_blocks:
-                    await asyncio.sleep(0.01)
-            while engine._delivery._queue:  # what was noted of those who have left
-                await asyncio.sleep(0)
-            gc.collect()
-            kept = [kept for kept in gc.get_objects() if isinstance(kept, Answer | Sequence | Reader)]
+            gc.collect()  # what others have left
+            gc.disable()
+            try:
+                await asyncio.gather(*(read(number) for number in range(64)))
+                async with asyncio.timeout(60):
+                    while engine.load().running_sequences or engine.load().used_blocks:
+                        await asyncio.sleep(0.01)
+                while engine.delivery._queue or engine.delivery._resting:  # those who have left
+                    await asyncio.sleep(0.001)
+                kept = [kept for kept in gc.get_objects() if isinstance(kept, Answer | Sequence | Reader | Samples)]
+            finally:
+                gc.enable()
             assert kept == []
-            assert (engine._requests, engine._delivery._readers, engine.load().unread_bytes) == ({}, set(), 0)
+            assert (engine._requests, engine.delivery._readers, engine.load().unread_bytes) == ({}, set(), 0)
+
+
+async def test_many_streams_rest_after_a_message_and_few_do_not(tmp_path: Path) -> None:
+    steps = ("--simulate-fixed-us", "500", "--max-rows", "256")
+    with cleaned_up([start_executor(tmp_path, "--simulate", *steps)]) as (executor,):
+        executor.wait_until_ready()
+        async with engine_over(executor.address, tmp_path) as engine:
+
+            async def tokens_in_a_message(num_streams: int) -> float:
+                before = engine.load()
+                counts = await asyncio.gather(
+                    *(read_all(engine, request(f"{num_streams}-{i}", 100)) for i in range(num_streams))
+                )
+                assert counts == [100] * num_streams
+                after = engine.load()
+                return 100 * num_streams / (after.stream_messages - before.stream_messages)
+
+            await tokens_in_a_message(4)
+            assert not engine.delivery._resting
+            assert await tokens_in_a_message(250) > 1.5  # a rest is longer than a step
+
+
+async def test_after_some_messages_a_few_turns_are_for_others() -> None:
+    delivery = Delivery(
+        max_unread_bytes=1 << 20, max_total_unread_bytes=1 << 20, take=Answer.take, fail=lambda name, error: None
+    )
+    tokenizer = tokenizer_of("byte_level")
+    streams = [open_request(request(f"r{i}", 40), tokenizer, (), None, delivery) for i in range(3 * MESSAGES_IN_A_TURN)]
+    reading = asyncio.gather(*(samples.next_delta() for samples in streams))
+    await asyncio.sleep(0)  # all wait for their first message
+    for samples in streams:
+        samples.first.token_ids.append(300)
+    delivery.note(samples.first for samples in streams)
+    in_turns = [0]
+    while not reading.done():
+        await asyncio.sleep(0)
+        in_turns.append(delivery.num_messages)
+    sent = [after - before for before, after in pairwise(in_turns)]
+    turns = [turn for turn, count in enumerate(sent) if count]
+    assert sum(sent) == len(streams)
+    assert max(sent) <= MESSAGES_IN_A_TURN
+    assert min(later - turn for turn, later in pairwise(turns)) > TURNS_BETWEEN
+
+
+async def read_all(engine: Engine, generation: GenerationRequest) -> int:
+    return sum([len(delta.token_ids) async for delta in engine.generate(generation)])
 
 
 async def read_to_the_end(call: Any) -> None:

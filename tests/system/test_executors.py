@@ -15,7 +15,7 @@ from scheduler_svc.core.audit import audit
 from scheduler_svc.core.cache_events import CLEARED, STORED, Event
 from scheduler_svc.core.sequence import Sampling
 from scheduler_svc.engine import Engine
-from scheduler_svc.errors import RequestFailed, Unavailable
+from scheduler_svc.errors import InvalidRequest, RequestFailed, Unavailable
 from scheduler_svc.requests import GenerationRequest
 from tests.processes import Service, cleaned_up, start_executor, start_scheduler
 from tests.system.engines import engine_over, samples_ids
@@ -161,7 +161,7 @@ async def test_an_executor_that_is_added_to_a_name_takes_over_who_waits_and_one_
 async def test_an_executor_that_is_found_by_two_addresses_is_attached_once(
     executors: Executors, tmp_path: Path
 ) -> None:
-    address = executors.start("a", endpoint="tcp://0.0.0.0:0").replace("0.0.0.0", "127.0.0.1")
+    address = executors.start("a", "--insecure", endpoint="tcp://0.0.0.0:0").replace("0.0.0.0", "127.0.0.1")
     twice = f"{address},{address.replace('127.0.0.1', '127.0.0.2')}"
     async with engine_over(twice, tmp_path / "cache") as engine:
         calls = [Call([300 + i] * 20, 60, 0.0, 0, "") for i in range(24)]
@@ -189,6 +189,26 @@ async def test_who_waits_while_no_executor_is_there_goes_to_the_first_that_comes
         executors.start("b", endpoint=b)
         assert await asyncio.gather(*asked) == [call.expected() for call in calls]
         assert parts(engine)[b].attached
+        assert_books_add_up(engine)
+
+
+async def test_what_only_a_lost_executor_can_hold_waits_for_it_and_what_none_can_is_refused(
+    executors: Executors, tmp_path: Path
+) -> None:
+    small = executors.start("small", "--num-blocks", "12", *SLOW)
+    large = executors.start("large", "--num-blocks", "200", *SLOW)
+    call = Call([300] * 20, 600, 0.0, 0, "")
+    async with engine_over(f"{small},{large}", tmp_path / "cache") as engine:
+        await until(lambda: len(attached(engine)) == 2)
+        executors.kill("large")
+        await until(lambda: attached(engine) == [small])
+        asked = asyncio.create_task(ask(engine, 1, call))
+        await until(lambda: asked.done() or engine.load().waiting_sequences == 1)
+        with pytest.raises(InvalidRequest, match=r"max_tokens: is 4000; .* memory leave 3165"):
+            await ask(engine, 2, Call([300] * 20, 4000, 0.0, 0, ""))
+        executors.start("large", "--num-blocks", "200", endpoint=large)
+        assert await asked == call.expected()
+        assert parts(engine)[large].generated_tokens == len(call.expected())
         assert_books_add_up(engine)
 
 

@@ -4,6 +4,8 @@ import asyncio
 import json
 import random
 import re
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,9 +14,14 @@ from executor_svc.simulated.byte_tokenizer import make_bundle
 from executor_svc.simulated.text import SimulatedText
 from paged.client import Client, InvalidRequestError, ServerError
 from paged.v1 import inference_pb2
+from scheduler_svc import grammar_masks
+from scheduler_svc.core.sequence import Sampling
+from scheduler_svc.requests import GenerationRequest
 from scheduler_svc.text.grammars import Grammar, Grammars
 from scheduler_svc.text.tokenizer import Tokenizer
+from tests.processes import cleaned_up, start_executor
 from tests.system.conftest import VOCAB_SIZE, System
+from tests.system.engines import engine_over, samples_ids
 from tests.system.requests import EOS_ID, Call, answer, idle_load, mixed_calls, ready
 from tests.system.test_scripted import script
 
@@ -35,7 +42,9 @@ def grammars() -> Grammars:
 
 def expected(grammars: Grammars, grammar: Grammar, call: Call, index: int = 0) -> list[int]:
     """What the answer must be, without core, plans or blocks."""
-    text = SimulatedText(call.prompt, vocab_size=VOCAB_SIZE, temperature=call.temperature, seed=call.seed, index=index)
+    text = SimulatedText(
+        call.prompt, vocab_size=grammars.vocab_size, temperature=call.temperature, seed=call.seed, index=index
+    )
     matcher = grammars.matcher(grammar, [EOS_ID])
     mask = matcher.follow(())
     output: list[int] = []
@@ -139,6 +148,27 @@ async def test_an_answer_ends_with_its_grammar_and_says_so(system: System) -> No
         schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
         whole = await client.complete("Well?", json_schema=schema | {"additionalProperties": False}, temperature=0)
         assert json.loads(whole.text).keys() == {"ok"}
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_answers_whose_masks_come_after_the_next_plan_go_on_and_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streams: bool
+) -> None:
+    """As where the machine is slow and many answers have grammars: nothing else tells that such an answer has ended."""
+    monkeypatch.setattr(grammar_masks, "SLICE_S", -1.0)
+    with cleaned_up([start_executor(tmp_path, "--simulate")]) as (executor,):
+        executor.wait_until_ready()
+        async with engine_over(executor.address, tmp_path) as engine, asyncio.timeout(60):
+
+            async def ids_of_all(regex: str) -> list[list[int]]:
+                request = GenerationRequest(
+                    "", [300], Sampling(temperature=1.0), 9, grammar=Grammar("regex", regex), streams=streams
+                )
+                each = [replace(request, request_id=f"r{i}", prompt_ids=[300, i]) for i in range(24)]
+                return [ids for (ids,) in await asyncio.gather(*(samples_ids(engine, one) for one in each))]
+
+            assert {len(ids) for ids in await ids_of_all("[a-c]{1,5}")} <= {1, 2, 3, 4, 5}
+            assert {len(ids) for ids in await ids_of_all("[ab]{9}")} == {9}
 
 
 async def test_what_cannot_be_used_is_refused_by_name_and_reason_and_nothing_is_queued(system: System) -> None:

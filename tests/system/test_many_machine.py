@@ -252,29 +252,34 @@ class Many(RuleBasedStateMachine):
         assert all(call.sequence.state is State.ENDED for call in self.calls)
         assert all(call.output == call.expected for call in self.calls)
         for _ in range(100):
+            if self._all_is_lent():
+                break
             self._round()
             self.clock.now += 0.1
-        self._check_that_all_is_lent()
+        assert self._all_is_lent()
 
     def _is_over(self) -> bool:
         return all(call.sequence.state is State.ENDED for call in self.calls)
 
-    def _check_that_all_is_lent(self) -> None:
+    def _all_is_lent(self) -> bool:
+        """To schedulers that know it, each of which has some and uses nothing of it."""
         for executor in self.executors:
             links = [link for link in self._links() if link.executor is executor]
-            assert all(link.is_current for link in links)
-            assert all(link.core.state.cache.pool.num_used == 0 for link in links)
-            assert executor.ownership.free.blocks == executor.ownership.free.tokens == 0
-            leased = [link.core.state.cache.pool.num_leased for link in links]
-            assert sum(leased) == executor.ownership.most.blocks
-            assert min(leased) > 0
+            pools = [link.core.state.cache.pool for link in links]
+            if executor.ownership.free.blocks or executor.ownership.free.tokens or any(p.num_used for p in pools):
+                return False
+            if sum(pool.num_leased for pool in pools) != executor.ownership.most.blocks:
+                return False
+            if not all(link.is_current and pool.num_leased for link, pool in zip(links, pools, strict=True)):
+                return False
+        return True
 
 
 base = settings(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 TestMany = Many.TestCase
-TestMany.settings = settings(base, max_examples=60, stateful_step_count=40)
+TestMany.settings = settings(base, max_examples=40, stateful_step_count=40)
 
 
 @pytest.mark.slow
 class TestManyForLong(Many.TestCase):
-    settings = settings(base, max_examples=1500, stateful_step_count=80)
+    settings = settings(base, max_examples=300, stateful_step_count=80)

@@ -5,8 +5,7 @@ After every operation the bookkeeping adds up and every text so far is exact; at
 
 import asyncio
 import contextlib
-import tempfile
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from scheduler_svc.core.sequence import Sampling
 from scheduler_svc.engine import Engine
 from scheduler_svc.requests import BeamOptions, GenerationRequest
 from scheduler_svc.settings import SchedulerSettings
-from tests.processes import start_executor
+from tests.processes import cleaned_up, start_executor
 from tests.system.simulated_answers import END_IDS, VOCAB_SIZE, right_answers
 
 POOL = ["--num-blocks", "24", "--max-rows", "5", "--tokens-per-step", "24"]
@@ -53,25 +52,47 @@ class Call:
                 self.scores[delta.index] = delta.score
 
 
+class Executors:
+    """Those of all histories, each of which leaves them alive and without a session: a start takes as long as one."""
+
+    def __init__(self, directory: Path) -> None:
+        self._places = [directory / str(number) for number in range(NUM_EXECUTORS)]
+        for place in self._places:
+            place.mkdir()
+        self.cache_dir = directory / "cache"
+        self.services = [start_executor(place, *EXECUTOR) for place in self._places]
+        self.endpoints = [service.wait_until_ready().address for service in self.services]
+
+    async def kill_and_restart(self, number: int, pause_s: float) -> None:
+        self.services[number].kill()
+        await asyncio.sleep(pause_s)
+        self.services[number] = start_executor(self._places[number], *EXECUTOR, endpoint=self.endpoints[number])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def executors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    PlanStream.executors = Executors(tmp_path_factory.mktemp("executors"))
+    with cleaned_up(PlanStream.executors.services):
+        yield
+
+
 class PlanStream(RuleBasedStateMachine):
+    executors: Executors
+
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        self.folder = tempfile.TemporaryDirectory()
-        self.executors = [start_executor(self._place(i), *EXECUTOR) for i in range(NUM_EXECUTORS)]
-        self.endpoints = [executor.wait_until_ready().address for executor in self.executors]
         self.calls: list[Call] = []
         self.num_requests = 0
         self._run(self._start_engine())
 
-    def _place(self, number: int) -> Path:
-        place = Path(self.folder.name) / str(number)
-        place.mkdir(exist_ok=True)
-        return place
-
     async def _start_engine(self) -> None:
+        executors = self.executors
         options = SchedulerSettings(
-            executor_endpoint=",".join(self.endpoints), cache_dir=Path(self.folder.name) / "cache", max_losses=1000
+            executor_endpoint=",".join(executors.endpoints),
+            cache_dir=executors.cache_dir,
+            max_losses=1000,
+            max_executor_losses=1000,
         )
         self.engine = Engine(options)
         self.driving = asyncio.ensure_future(self.engine.run())
@@ -160,15 +181,14 @@ class PlanStream(RuleBasedStateMachine):
 
     @rule(number=numbers, seconds=st.floats(0, 0.3))
     def freeze(self, number: int, seconds: float) -> None:
-        self.executors[number].freeze()
+        service = self.executors.services[number]
+        service.freeze()
         self._run(asyncio.sleep(seconds))
-        self.executors[number].thaw()
+        service.thaw()
 
     @rule(number=numbers, seconds=st.sampled_from([0.02, 0.02, 0.3]))
     def kill_and_restart(self, number: int, seconds: float) -> None:
-        self.executors[number].kill()
-        self._run(asyncio.sleep(seconds))
-        self.executors[number] = start_executor(self._place(number), *EXECUTOR, endpoint=self.endpoints[number])
+        self._run(self.executors.kill_and_restart(number, seconds))
 
     @invariant()
     def the_books_add_up(self) -> None:
@@ -186,10 +206,7 @@ class PlanStream(RuleBasedStateMachine):
         finally:
             self.driving.cancel()
             self._run(asyncio.wait([self.driving]))
-            for executor in self.executors:
-                executor.kill()
             self.loop.close()
-            self.folder.cleanup()
 
     async def _finish(self) -> None:
         await asyncio.gather(*[call.task for call in self.calls])

@@ -21,7 +21,8 @@ from tests.tiny_models import VOCAB_SIZE, save_tiny
 NUM_BLOCKS = 400
 POOL = ["--num-blocks", str(NUM_BLOCKS), "--max-rows", "32", "--tokens-per-step", "256"]
 REAL_PAUSE_S = 20  # a real executor takes seconds to start, and must be there for most of the time
-PATIENT = ["--max-losses", "1000"]  # replicas die at random, and whoever happens to run is not to blame
+# Replicas die at random, and whoever happens to run is not to blame.
+PATIENT = ["--max-losses", "1000", "--max-executor-losses", "1000"]
 
 
 def exact(call: Call) -> Callable[[Client], Awaitable[None]]:
@@ -40,7 +41,7 @@ async def assert_every_lease_adds_up(replicas: Replicas, num_blocks: int) -> Non
         return all(
             sum(part.total_blocks for load in loads for part in load.executors if part.endpoint == endpoint)
             == num_blocks - 1
-            for endpoint in replicas.executors
+            for endpoint in replicas.endpoints
         )
 
     loads = await replicas.idle_loads()

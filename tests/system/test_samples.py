@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from paged.client import Client, InvalidRequestError, ResourceExhaustedError
+from paged.client import Client, InvalidRequestError, ResourceExhaustedError, Retries
 from scheduler_svc.core.sequence import Sampling
 from scheduler_svc.engine import Engine
 from scheduler_svc.errors import RequestFailed
@@ -72,7 +72,7 @@ async def test_each_sample_that_waits_counts_for_the_limit_of_the_queue(system: 
     system.executor_flags = ["--max-rows", "1", "--simulate-fixed-us", "5000"]
     system.scheduler_flags = ["--max-waiting-requests", "3"]
     system.start()
-    async with Client(system.address) as client:
+    async with Client(system.address, retries=Retries(max_attempts=1)) as client:
         await ready(client)
         many = client.generate([300], n=4, max_tokens=2000, ignore_eos=True)
         await anext(many)

@@ -92,6 +92,7 @@ async def test_logits_that_are_not_finite_end_their_request_alone(system: System
         assert await asyncio.gather(*running) == [call.expected() for call in calls]
         load = await idle_load(client)
     assert load.failed_requests == 1
+    assert load.not_finite_sequences >= 1
     assert system.scheduler.log.count("answer_failed") == 1
     assert "not finite" in system.scheduler.log
     assert load.used_blocks == 0
