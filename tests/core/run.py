@@ -1,5 +1,7 @@
 """A scheduler and the plain executor, step by step, with every rule checked after each."""
 
+from collections.abc import Iterator
+
 from scheduler_svc.core.admission import AdmissionQueue
 from scheduler_svc.core.audit import audit
 from scheduler_svc.core.cache_events import CacheEvents
@@ -72,3 +74,22 @@ def assert_exact(samples: list[Sequence], prompt: list[int], max_tokens: int = 6
         expected = continuation(prompt, (), len(prompt) + max_tokens, sample.sampling.index)
         assert sample.token_ids[len(prompt) :] == expected
         assert sample.state is State.ENDED
+
+
+def asked(name: str, num_prompt: int = 4, max_tokens: int = 8, **place: object) -> Sequence:
+    """A request of a prompt that no other begins like."""
+    first = sum(name.encode()) * 100
+    return Sequence(name, list(range(first, first + num_prompt)), max_tokens, **place)
+
+
+def admitted(run: Run, sequences: list[Sequence], most_steps: int = 2000) -> Iterator[Sequence]:
+    """These, as they begin to run."""
+    waiting = list(sequences)
+    for _ in range(most_steps):
+        run.step()
+        begun = [sequence for sequence in waiting if sequence.num_cached is not None]
+        waiting = [sequence for sequence in waiting if sequence.num_cached is None]
+        yield from begun
+        if not waiting:
+            return
+    raise AssertionError(f"{len(waiting)} have not begun after {most_steps} steps")

@@ -1,7 +1,6 @@
 """Random histories of the core: whatever is submitted, cancelled, preempted or lost, every rule holds after every
 operation, and every text is the one its prompt alone would have given."""
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -11,69 +10,14 @@ from scheduler_svc.core.accounts import Accounts
 from scheduler_svc.core.admission import AdmissionQueue
 from scheduler_svc.core.audit import audit
 from scheduler_svc.core.cache_events import CacheEvents
-from scheduler_svc.core.plan import Amounts, Lease, LeaseChange, Plan, Result, Returned
-from scheduler_svc.core.results import ResultMismatch
+from scheduler_svc.core.plan import Amounts, Lease, LeaseChange, Plan, Returned
 from scheduler_svc.core.scheduler import NeverFits, Scheduler
 from scheduler_svc.core.sequence import EndReason, Sampling, Sequence, State
 from scheduler_svc.core.tenants import TenantLimits, Tenants
 from tests.core.beam_oracle import beam_answers
 from tests.core.beams import beams_of
-from tests.core.plain_executor import VOCAB_SIZE, PlainExecutor, continuation, packed, prompt_score
-
-STEMS = [[7] * 40, list(range(40)), [3, 1, 4, 1, 5, 9, 2, 6] * 5]
-prompts = st.builds(
-    lambda stem, kept, tail: STEMS[stem][:kept] + tail,
-    st.integers(0, len(STEMS) - 1),
-    st.integers(0, 24),
-    st.lists(st.integers(0, 49), min_size=1, max_size=5),
-)
-leases = st.fixed_dictionaries(
-    {
-        "num_blocks": st.one_of(st.integers(2, 11), st.integers(12, 40)),
-        "num_rows": st.integers(2, 10),
-        "tokens_to_spare": st.integers(0, 40),
-        "block_size": st.sampled_from([1, 4, 16]),
-        "max_model_len": st.sampled_from([40, 1000]),
-        "rope_switch_len": st.sampled_from([0, 0, 8, 21]),
-    }
-)
-places = st.fixed_dictionaries(
-    {
-        "priority": st.sampled_from([0, 0, 1, -3]),
-        "tenant": st.sampled_from(["", "heavy", "light"]),
-        "bypass_cache": st.sampled_from([False, False, True]),
-    }
-)
-requests = st.fixed_dictionaries(
-    {
-        "prompt": prompts,
-        "max_tokens": st.one_of(st.none(), st.integers(1, 20)),
-        "end_ids": st.sampled_from([(), (5,), (1, 2, 3, 4)]),
-        "salt": st.sampled_from(["", "a"]),
-        "num_samples": st.sampled_from([1, 2, 3, 4, 6]),
-        "masked": st.sampled_from([False, False, True]),
-        "place": places,
-        "scored": st.sampled_from([False, False, True]),
-    }
-)
-searches = st.fixed_dictionaries(
-    {
-        "prompt": prompts,
-        "width": st.integers(1, 5),
-        "max_tokens": st.one_of(st.none(), st.integers(1, 12)),
-        "returned": st.integers(1, 5),
-        "end_ids": st.sampled_from([(), (1, 2, 3, 4, 5, 6)]),
-        "length_penalty": st.sampled_from([-1.0, 0.0, 1.0, 2.0]),
-        "early_stopping": st.sampled_from([False, True, "never"]),
-        "min_tokens": st.sampled_from([0, 0, 3]),
-        "place": places,
-    }
-)
-
-
-def thirds(output: list[int]) -> list[int]:
-    """A grammar: which third of the ids may come next depends on all of the output, and after nine tokens none may."""
-    return [token for token in range(VOCAB_SIZE) if (token + sum(output) + len(output)) % 3 == 0 and len(output) < 9]
+from tests.core.histories import leases, requests, searches, thirds
+from tests.core.plain_executor import PlainExecutor, continuation, packed, prompt_score
 
 
 class Core(RuleBasedStateMachine):
@@ -489,19 +433,3 @@ TestCore.settings = budget
 @pytest.mark.slow
 class TestCoreForLong(Core.TestCase):
     settings = settings(budget, max_examples=800, stateful_step_count=80)
-
-
-def test_a_result_of_another_plan_is_refused() -> None:
-    scheduler = Scheduler()
-    scheduler.attach(Lease(list(range(1, 9)), [0], 16, 4, vocab_size=50))
-    with pytest.raises(ResultMismatch):
-        scheduler.apply(Result(1, np.zeros(0, np.int32)))
-    scheduler.submit(Sequence("a", [1, 2, 3], 3))
-    scheduler.plan()
-    with pytest.raises(ResultMismatch):
-        scheduler.apply(Result(2, np.array([5], np.int32)))
-    with pytest.raises(ResultMismatch):
-        scheduler.apply(Result(1, np.array([5, 6], np.int32)))
-    with pytest.raises(ResultMismatch):
-        scheduler.apply(Result(1, np.array([50], np.int32)))
-    assert scheduler.apply(Result(1, np.array([5], np.int32))).updated[0].token_ids == [1, 2, 3, 5]
