@@ -4,17 +4,15 @@ from pathlib import Path
 
 import torch
 
-_CGROUP = Path("/sys/fs/cgroup")
-_CGROUP_V1 = _CGROUP / "memory"
+from executor_svc.model.control_groups import own_groups
 
 
 def available_bytes(device: torch.device) -> int:
-    """On a CPU the least of what the kernel calls available and what this process's control group has left; on a GPU
+    """On a CPU the least of what the kernel calls available and what this process's control groups have left; on a GPU
     what nobody has, whichever process it is."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    limits = [_machine(), _cgroup_v2(), _cgroup_v1()]
-    return min(limit for limit in limits if limit is not None)
+    return min([_machine(), *_left_of_groups()])
 
 
 def outside_share(device: torch.device, memory_share: float) -> int:
@@ -29,21 +27,23 @@ def _machine() -> int:
     raise OSError("/proc/meminfo has no MemAvailable; set num_blocks or kv_memory")
 
 
-def _cgroup_v2() -> int | None:
-    return _left(_CGROUP / "memory.max", _CGROUP / "memory.current", "inactive_file")
+def _left_of_groups() -> list[int]:
+    """Of each of the process's control groups that has a limit. Pages of files that are not in use are given back
+    under pressure, so they count as free."""
+    files = [
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ]
+    found = [_left(group, *names) for group in own_groups("memory") for names in files]
+    return [left for left in found if left is not None]
 
 
-def _cgroup_v1() -> int | None:
-    return _left(_CGROUP_V1 / "memory.limit_in_bytes", _CGROUP_V1 / "memory.usage_in_bytes", "total_inactive_file")
-
-
-def _left(limit: Path, usage: Path, reclaimable: str) -> int | None:
-    """Limit minus usage; pages of files that are not in use are given back under pressure, so they count as free."""
+def _left(group: Path, limit: str, usage: str, reclaimable: str) -> int | None:
     try:
-        most, used = limit.read_text().strip(), int(usage.read_text())
-        stat = dict(line.split() for line in (limit.parent / "memory.stat").read_text().splitlines())
+        most, used = (group / limit).read_text().strip(), int((group / usage).read_text())
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
     except OSError:
-        return None  # no control group of this version, or none with a limit
+        return None  # not of this version, or without a limit
     if most == "max":
         return None
     return max(0, int(most) - used + int(stat.get(reclaimable, 0)))

@@ -11,10 +11,9 @@ from pathlib import Path
 import structlog
 import torch
 
-log = structlog.get_logger(__name__)
+from executor_svc.model.control_groups import own_groups
 
-_CGROUPS = Path("/sys/fs/cgroup")
-_OWN = Path("/proc/self/cgroup")  # "hierarchy:controllers:group" a line; version 2 has no controllers
+log = structlog.get_logger(__name__)
 
 
 def set_threads(wanted: int | None, num_processes: int = 1) -> None:
@@ -29,27 +28,19 @@ def set_threads(wanted: int | None, num_processes: int = 1) -> None:
     torch.set_num_threads(wanted)
 
 
-def cores_of_group(root: Path = _CGROUPS, own: Path = _OWN) -> float | None:
+def cores_of_group() -> float | None:
     """Cores' worth of time that the process's control group, and those that it is in, may use; None where nothing
     limits it (Linux alone)."""
-    try:
-        lines = [line.split(":", 2) for line in own.read_text().splitlines()]
-    except OSError:
-        lines = []
-    own_groups = [Path(group) for _, names, group in lines if names == "" or "cpu" in names.split(",")]
-    # A container may see its own group as the root, and be told the name that it has outside.
-    groups = {Path("/"), *own_groups, *(outer for group in own_groups for outer in group.parents)}
-    places = {group.relative_to("/") for group in groups}
-    limits = [limit for place in places if (limit := _limit(root / place, root / "cpu" / place)) is not None]
+    limits = [limit for group in own_groups("cpu") if (limit := _limit(group)) is not None]
     return min(limits, default=None)
 
 
-def _limit(group: Path, group_of_version_1: Path) -> float | None:
+def _limit(group: Path) -> float | None:
     try:
         quota, period = (group / "cpu.max").read_text().split()
     except (OSError, ValueError):
         try:
-            files = (group_of_version_1 / f"cpu.cfs_{name}_us" for name in ("quota", "period"))
+            files = (group / f"cpu.cfs_{name}_us" for name in ("quota", "period"))
             quota, period = (file.read_text().strip() for file in files)
         except OSError:
             return None

@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import zipfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from structlog.testing import capture_logs
 
-from executor_svc.model import free_memory, loading, memory
+from executor_svc.model import control_groups, free_memory, loading, memory
 from executor_svc.model.facts import fingerprint, model_len, rope_switch_len
 from executor_svc.model.load import load
 from executor_svc.model.memory import choose_num_blocks
@@ -209,30 +210,34 @@ def test_kv_memory_that_does_not_fit_is_refused_with_both_sizes(monkeypatch, num
         choose_num_blocks(100, 2_000, torch.device("cpu"), num_blocks=num_blocks, kv_bytes=kv_bytes, most_blocks=99)
 
 
-@pytest.mark.parametrize(
-    ("limit", "usage", "reclaimable"),
-    [
-        ("memory.max", "memory.current", "inactive_file"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
-    ],
-)
-def test_what_a_control_group_has_left_is_all_that_is_available(monkeypatch, tmp_path, limit, usage, reclaimable):
-    """C10.5: of both versions; pages of files that are not in use can be had."""
-    monkeypatch.setattr(free_memory, "_CGROUP", tmp_path)
-    monkeypatch.setattr(free_memory, "_CGROUP_V1", tmp_path / "memory")
+VERSION_2 = ("memory.max", "memory.current", "inactive_file")
+VERSION_1 = ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file")
+
+
+@pytest.mark.parametrize(("limit", "usage", "reclaimable"), [VERSION_2, VERSION_1])
+@pytest.mark.parametrize("group", [".", "services/paged"])
+def test_what_a_control_group_has_left_is_all_that_is_available(
+    monkeypatch, tmp_path, limit, usage, reclaimable, group
+):
+    """C10.5: of both versions, the root's or the process's own; pages of files that are not in use can be had."""
+    (tmp_path / "own").write_text("4:memory:/services/paged\n0::/services/paged\n")
+    monkeypatch.setattr(control_groups, "_ROOT", tmp_path)
+    monkeypatch.setattr(control_groups, "_OWN", tmp_path / "own")
     cpu = torch.device("cpu")
     machine = free_memory._machine()
     assert free_memory.available_bytes(cpu) > 100_000_000, "no group"
-    (tmp_path / "memory").mkdir()
-    (tmp_path / limit).write_text("30000000\n")
-    (tmp_path / usage).write_text("25000000\n")
-    (tmp_path / limit).with_name("memory.stat").write_text(f"anon 24000000\n{reclaimable} 2000000\nmapped 7\n")
+    place = (tmp_path / limit).parent / group
+    place.mkdir(parents=True, exist_ok=True)
+    limit_file, usage_file = (place / Path(name).name for name in (limit, usage))
+    limit_file.write_text("30000000\n")
+    usage_file.write_text("25000000\n")
+    (place / "memory.stat").write_text(f"anon 24000000\n{reclaimable} 2000000\nmapped 7\n")
     assert free_memory.available_bytes(cpu) == 7_000_000
     with pytest.raises(ModelRefused, match="7000000 bytes are available"):
         choose_num_blocks(100, 2_000, cpu, num_blocks=70_000, kv_bytes=None, most_blocks=10)
-    (tmp_path / usage).write_text("90000000\n")
+    usage_file.write_text("90000000\n")
     assert free_memory.available_bytes(cpu) == 0, "more than there may be"
-    (tmp_path / limit).write_text("max\n" if limit == "memory.max" else f"{1 << 62}\n")
+    limit_file.write_text("max\n" if limit == "memory.max" else f"{1 << 62}\n")
     assert free_memory.available_bytes(cpu) > machine // 2, "a group without a limit"
 
 

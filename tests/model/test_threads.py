@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from executor_svc.model import threads
+from executor_svc.model import control_groups, threads
 from executor_svc.model.threads import cores_of_group, set_threads
 
 
@@ -24,11 +24,12 @@ def as_before():
         ({}, None),
     ],
 )
-def test_the_share_of_a_control_group_is_read_in_both_versions(tmp_path, files, cores):
+def test_the_share_of_a_control_group_is_read_in_both_versions(monkeypatch, tmp_path, files, cores):
+    monkeypatch.setattr(control_groups, "_ROOT", tmp_path)
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert cores_of_group(tmp_path) == cores
+    assert cores_of_group() == cores
 
 
 @pytest.mark.parametrize(
@@ -45,12 +46,14 @@ def test_the_share_of_a_control_group_is_read_in_both_versions(tmp_path, files, 
         ("0::/outside\n", {"cpu.max": "200000 100000\n"}, 2.0),  # a container sees its group as the root
     ],
 )
-def test_it_is_that_of_the_groups_which_the_process_is_in(tmp_path, own, files, cores):
+def test_it_is_that_of_the_groups_which_the_process_is_in(monkeypatch, tmp_path, own, files, cores):
+    monkeypatch.setattr(control_groups, "_ROOT", tmp_path / "root")
+    monkeypatch.setattr(control_groups, "_OWN", tmp_path / "own")
     (tmp_path / "own").write_text(own)
     for name, text in files.items():
         (tmp_path / "root" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "root" / name).write_text(text)
-    assert cores_of_group(tmp_path / "root", tmp_path / "own") == cores
+    assert cores_of_group() == cores
 
 
 @pytest.mark.parametrize(("limit", "taken"), [(None, 4), (8.0, 4), (2.5, 2), (0.5, 1)])
