@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logs.configure(settings.log_level, settings.log_format, **({"rank": ranks.rank} if ranks.size > 1 else {}))
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback where loading is interrupted
     if settings.exit_with_parent or ranks.size > 1:  # torchrun ends all when one does; without it nobody would
-        die_with_parent()
+        die_with_parent(may_be_first=ranks.size > 1)  # a container's only command may well be torchrun
     if ranks.size == 1:
         return _lead(settings, ranks)
     try:

@@ -59,16 +59,17 @@ def leave_at_once(code: int) -> NoReturn:
     os._exit(code)
 
 
-def die_with_parent() -> None:
+def die_with_parent(*, may_be_first: bool = False) -> None:
     """Ask Linux to kill this process when the thread that started it ends. Exits where that has happened already.
 
-    The kernel follows the starting thread, not its process: start executors from a thread that lives on.
+    The kernel follows the starting thread, not its process: start executors from a thread that lives on. A parent that
+    is the system's or the container's first process has adopted this one, unless it `may_be_first`.
     """
     parent = os.getppid()
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed; run without --exit-with-parent")
-    if os.getppid() != parent or parent == 1:
+    if os.getppid() != parent or (parent == 1 and not may_be_first):
         sys.exit(1)
 
 

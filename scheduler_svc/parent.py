@@ -8,13 +8,13 @@ import sys
 PR_SET_PDEATHSIG = 1
 
 
-def exit_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
-    """Have the kernel send this signal when the parent dies, or the thread of it that started us (Linux; elsewhere
-    nothing happens)."""
+def exit_with_parent() -> None:
+    """Have the kernel kill this process when its parent dies, or the thread of it that started us (Linux; elsewhere
+    nothing happens). At once: whoever starts the parent anew needs what this process holds."""
     if not sys.platform.startswith("linux"):
         return
     parent = os.getppid()
-    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number) != 0:
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent:  # it died before the call
-        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), signal.SIGKILL)

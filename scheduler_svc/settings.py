@@ -297,7 +297,7 @@ class SchedulerSettings(BaseSettings):
         description="Seconds that running calls have to end at shutdown.",
     )
     exit_with_parent: bool = Field(
-        default=False, description="Exit when the process that started this one does (Linux only)."
+        default=False, description="Die when the process that started this one does (Linux only)."
     )
 
     log_level: Literal["debug", "info", "warning", "error"] = Field(

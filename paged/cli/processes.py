@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import sys
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
@@ -36,10 +37,12 @@ class Service:
     async def start(cls, module: str, flags: Sequence[str], log_path: Path | None) -> Self:
         """Runs the module with the interpreter that runs this; ends with it, too. Signals of the terminal are not for
         it: whoever has started it stops it."""
+        # A container's first process takes all others with it, and looks to its children as if it had adopted them.
+        bound = [] if os.getpid() == 1 else ["--exit-with-parent"]
         with contextlib.ExitStack() as stack:
             log = None if log_path is None else stack.enter_context(log_path.open("wb"))
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", module, "--exit-with-parent", *flags),
+                *(sys.executable, "-m", module, *bound, *flags),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=sys.stderr if log is None else log,
                 stderr=log,

@@ -71,7 +71,7 @@ def problem_with(kind: str, source: Any, tokenizer: llguidance.LLTokenizer) -> s
 
 
 def main() -> None:
-    exit_with_parent(signal.SIGKILL)  # one that compiles does not see that its pipe has ended
+    exit_with_parent()  # one that compiles does not see that its pipe has ended
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_STACK, (MAX_STACK_BYTES, MAX_STACK_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -5,14 +5,16 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from paged.cli.restarts import Restarts
 from paged.client import Client, UnavailableError
+from tests.processes import descendants
 from tests.system.requests import Call, answer, ready
 
 END_S = 40.0
@@ -58,12 +60,14 @@ class Up:
 
 
 @contextlib.asynccontextmanager
-async def up(directory: Path, *flags: str, address: str = "", **environment: str) -> AsyncIterator[Up]:
+async def up(
+    directory: Path, *flags: str, address: str = "", launcher: Sequence[str] = (), **environment: str
+) -> AsyncIterator[Up]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = address or f"127.0.0.1:{probe.getsockname()[1]}"
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "paged.cli", "up", "--simulate", "--address", address, *flags),
+        *(*launcher, sys.executable, "-m", "paged.cli", "up", "--simulate", "--address", address, *flags),
         stdout=asyncio.subprocess.PIPE,
         stderr=(directory / "log").open("ab"),
         env={**os.environ, "TMPDIR": str(directory), "PYTHONUNBUFFERED": "1", **SLOW, **environment},
@@ -116,7 +120,9 @@ async def test_a_signal_lets_what_runs_end_and_a_second_one_ends_all_at_once(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
 async def test_c7_2_a_killed_launcher_leaves_no_process_and_its_address_is_free(tmp_path: Path) -> None:
-    async with up(tmp_path) as running, Client(running.address) as client:
+    """However long its services would give their calls if they were told to stop."""
+    grace = {"PAGED_SCHEDULER_SHUTDOWN_GRACE_S": "600", "PAGED_EXECUTOR_SHUTDOWN_GRACE_S": "600"}
+    async with up(tmp_path, **grace) as running, Client(running.address) as client:
         await running.line_with("Serving at")
         await ready(client)
         asked = asyncio.create_task(client.complete([7], max_tokens=4000, ignore_eos=True))
@@ -144,6 +150,27 @@ async def test_c7_2_a_killed_scheduler_ends_all_with_what_it_was(tmp_path: Path)
         assert await running.code() == 1
         assert running.services() == {}
     assert "scheduler_svc ended with code -9" in (tmp_path / "log").read_text()
+
+
+NAMESPACE = ["unshare", "--pid", "--fork", "--mount-proc"]
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or subprocess.run([*NAMESPACE, "true"], capture_output=True, check=False).returncode != 0,
+    reason="takes a process namespace, which Linux gives to root",
+)
+async def test_as_the_first_process_of_a_container_it_serves_and_takes_all_with_it(tmp_path: Path) -> None:
+    async with up(tmp_path, launcher=NAMESPACE) as running, Client(running.address) as client:
+        await running.line_with("Serving at")
+        await ready(client)
+        assert await answer(client, CALL) == CALL.expected()
+        outside = running.process.pid
+        (first,) = map(int, Path(f"/proc/{outside}/task/{outside}/children").read_text().split())
+        services = descendants(first)
+        assert len(services) == 2
+        os.kill(first, signal.SIGKILL)
+        await running.code()
+        assert not any(Path(f"/proc/{pid}").exists() for pid in services)
 
 
 async def test_an_executor_that_cannot_start_is_not_started_again(tmp_path: Path) -> None:
