@@ -14,12 +14,11 @@ beside the sustainable rate, at the median and at the 95th of a hundred (limit 1
 token, at the median. `refusal_ms`: from sending a request to its being refused, at the median (limit 50).
 `refused_late`: the share of refusals that took longer than LATE_S, for they were let wait and got in too late.
 `recovered_ratio`: as latency_ratio, after the overload. `goodput`: answers a second under overload, as a share of the
-most it can do.
+most it can do. Exits with 1 where a figure passes one of BOUNDS.
 """
 
 import argparse
 import asyncio
-import json
 import random
 import sys
 import time
@@ -28,6 +27,7 @@ from statistics import median, quantiles
 
 import uvloop
 
+from benchmarks.bounds import tell
 from benchmarks.capacity.latency import StepLatency
 from benchmarks.capacity.observed import Room, System
 from paged.cli.processes import while_alive
@@ -39,6 +39,14 @@ MAX_WAIT_S, LATE_S = 0.1, 0.05
 SUSTAINABLE, TIMES = 0.8, 10
 MOST_S, SUSTAINED_S, OVERLOAD_S = 6.0, 15.0, 60.0
 MEMORY_POLL_S = 0.25
+BOUNDS = {
+    "latency_ratio": 1.5,
+    "refusal_ms": 50.0,
+    "memory_grown_mb": 32.0,  # it is flat: what gRPC keeps for the calls of a moment, and no more with time
+    "recovered_ratio": 1.2,  # 15 s of a random load, beside another 15 s
+    "used_blocks_after": 0,
+    "num_other_errors": 0,
+}
 
 
 @dataclass(slots=True)
@@ -126,13 +134,15 @@ async def figures(client: Client, system: System, seconds: float) -> dict[str, o
     after = await arriving(client, rate, SUSTAINED_S, 3)
     load = await client.load()
     ratios = [during / at_rest for during, at_rest in zip(overload.latencies_s, before.latencies_s, strict=True)]
+    other_errors = before.other_errors + overload.other_errors + after.other_errors
     recovered = [later / at_rest for later, at_rest in zip(after.latencies_s, before.latencies_s, strict=True)]
     return {
         "most_requests_s": round(most, 1),
         "sustainable_requests_s": round(rate, 1),
         "accepted": len(overload.latency_s),
         "refused": len(overload.refusal_s),
-        "other_errors": before.other_errors + overload.other_errors + after.other_errors,
+        "other_errors": sorted(set(other_errors))[:5],
+        "num_other_errors": len(other_errors),
         "refused_at_sustainable": [len(before.refusal_s), len(after.refusal_s)],
         "goodput": round(len(overload.latency_s) / seconds / most, 3),
         "latency_s": [round(seconds, 3) for seconds in before.latencies_s],
@@ -141,6 +151,7 @@ async def figures(client: Client, system: System, seconds: float) -> dict[str, o
         "refusal_ms": round(median(overload.refusal_s) * 1e3, 2),
         "refused_late": round(sum(s > LATE_S for s in overload.refusal_s) / len(overload.refusal_s), 4),
         "retry_after_s": round(median(overload.retry_after_s), 2),
+        "memory_grown_mb": round(max(memory_mb) - memory_mb[0], 1),
         "memory_mb": {"before": memory_mb[0], "most": max(memory_mb), "after": _memory_mb(system)},
         "recovered_ratio": [round(ratio, 3) for ratio in recovered],
         "used_blocks_after": load.used_blocks,
@@ -163,11 +174,7 @@ def main() -> None:
     if arguments.max_waiting_requests is not None:
         flags = ["--max-waiting-requests", str(arguments.max_waiting_requests)]
     found = uvloop.run(measure(arguments.seconds, flags))
-    if arguments.json:
-        print(json.dumps(found))
-    else:
-        for name, value in found.items():
-            print(f"{name}: {value}", file=sys.stdout)
+    sys.exit(tell(found, BOUNDS, as_json=arguments.json))
 
 
 if __name__ == "__main__":
