@@ -58,6 +58,18 @@ async def test_after_a_stop_of_the_process_nothing_is_planned_for_those_whose_ti
         assert {type(answer) for answer in answers} <= {list, DeadlineExceeded, DeadlineTooShort}
 
 
+async def test_a_deadline_that_has_passed_when_the_request_comes_is_never_planned(tmp_path: Path) -> None:
+    async with engine_of(tmp_path, "--max-rows", "2") as engine:
+        plans = keep_plans(engine)
+        answers = await asyncio.gather(
+            *(samples_ids(engine, request(number, -0.001 * number)) for number in range(3)),
+            samples_ids(engine, request(3, 60)),
+            return_exceptions=True,
+        )
+        assert [isinstance(answer, DeadlineExceeded) for answer in answers] == [True, True, True, False]
+        assert [start.token_ids[0] for plan in plans for start in plan.started] == [303]
+
+
 async def test_a_deadline_in_the_middle_of_a_prompt_ends_it_there(tmp_path: Path) -> None:
     async with engine_of(tmp_path, "--max-rows", "2") as engine:
         plans = keep_plans(engine)

@@ -8,10 +8,10 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from paged.client import Client, InvalidRequestError
+from paged.client import Client, InvalidRequestError, generate_request
 from scheduler_svc.api.health import LIVE
 from tests.system.conftest import System
-from tests.system.requests import answer, idle_load, mixed_calls, ready
+from tests.system.requests import Call, answer, idle_load, mixed_calls, ready
 
 TEXTS = {"ascii": "a" * (15 << 20), "emoji": "👩" * (3 << 20), "spaces": " " * (15 << 20)}
 
@@ -44,3 +44,17 @@ async def test_a_million_ids_are_refused_by_name(system: System) -> None:
         await ready(client)
         with pytest.raises(InvalidRequestError, match="token_ids: has 1200000 tokens, above the limit of 4095"):
             await client.complete([300] * 1_200_000)
+
+
+async def test_c7_6_an_answer_above_grpcs_own_limit_of_4_mib_comes_in_one_message(system: System) -> None:
+    system.executor_flags = ["--num-blocks", "2000", "--simulate-max-model-len", "24000"]
+    system.start()
+    call = Call([300] * 8, 20_000, 0.0, 0, "")
+    request = generate_request(call.prompt, max_tokens=call.max_tokens, temperature=0, ignore_eos=True, logprobs=20)
+    request.stream = False
+    async with Client(system.address) as client:
+        await ready(client, 60)
+        (whole,) = [message async for message in client._messages(request, 120)]
+    assert whole.ByteSize() > 4 << 20
+    assert list(whole.token_ids) == call.expected(end_token_ids=())
+    assert [len(entry.top_ids) for entry in whole.logprobs] == [20] * len(whole.token_ids)

@@ -1,4 +1,4 @@
-"""Without credentials no method of the server can be reached (shown 7 of issue 7)."""
+"""Without credentials no method of the server can be reached."""
 
 import asyncio
 from collections.abc import AsyncIterator

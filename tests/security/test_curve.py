@@ -1,4 +1,4 @@
-"""The executor's socket with CURVE: the schedulers it knows come in, and nobody else (shown 7 of issue 7, C10.1)."""
+"""The executor's socket with CURVE: the schedulers it knows come in, and nobody else (C10.1)."""
 
 import socket
 import struct

@@ -2,7 +2,7 @@
 never does."""
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from typing import Literal, Self
 
 import zmq
@@ -30,6 +30,7 @@ class MessageProxy:
         self._mishaps: deque[tuple[str, Mishap]] = deque()
         self._held: dict[tuple[bytes, str], bytes] = {}
         self.num_suffered = 0
+        self.num_carried: Counter[str] = Counter()  # messages that came, by kind
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._carry, daemon=True)
 
@@ -66,6 +67,7 @@ class MessageProxy:
 
     def _suffered(self, peer: bytes, kind: str, data: bytes) -> list[bytes]:
         """What goes on of a message, and of what was held back."""
+        self.num_carried[kind] += 1
         held = self._held.pop((peer, kind), None)
         if held is not None:
             return [data, held]

@@ -78,9 +78,19 @@ async def test_c7_1_a_killed_executor_is_noticed_and_all_calls_go_on_exactly_wit
     assert (load.used_blocks, load.executor_losses, load.failed_requests) == (0, 1, 0)
 
 
-async def test_c7_1_where_none_comes_back_all_calls_end_in_time_and_new_ones_at_once(system: System) -> None:
+@pytest.mark.parametrize(
+    "waits",
+    [
+        pytest.param(["--executor-wait-s", "3", "--new-request-wait-s", "0"], id="short"),
+        pytest.param([], id="default", marks=pytest.mark.slow),
+    ],
+)
+async def test_c7_1_where_none_comes_back_all_calls_end_in_time_and_new_ones_at_once(
+    system: System, waits: list[str]
+) -> None:
+    """New ones by default wait for what is left of the others' time, and end at once after that."""
     system.executor_flags = ["--max-rows", "3", *SLOW_STEPS]
-    system.scheduler_flags = ["--executor-wait-s", "3", "--new-request-wait-s", "0"]
+    system.scheduler_flags = waits
     system.start()
     calls = [Call([300 + i] * 20, 3000, 0.0, 0, "") for i in range(5)]
     async with (
@@ -95,16 +105,22 @@ async def test_c7_1_where_none_comes_back_all_calls_end_in_time_and_new_ones_at_
                 await asyncio.sleep(0.01)
         system.executor.kill()
         await becomes(NOT_SERVING)
+        if not waits:
+            asked.append(asyncio.create_task(client.complete([300] * 20, max_tokens=4)))
+            async with asyncio.timeout(20):
+                while (await client.load()).waiting_sequences < 6:
+                    await asyncio.sleep(0.01)
+            await asyncio.wait(asked, timeout=60)
         with pytest.raises(UnavailableError, match="no executor has been attached"):
             await client.complete([300] * 20, max_tokens=4)
         ends = await asyncio.gather(*asked, return_exceptions=True)
-        assert [type(end) for end in ends] == [UnavailableError] * 5
+        assert [type(end) for end in ends] == [UnavailableError] * len(asked)
         system.restart_executor()
         await becomes(SERVING)
         again = Call([777] * 40, 10, 0.0, 0, "")
         assert await answer(client, again) == again.expected()
         load = await idle_load(client)
-    assert (load.used_blocks, load.waiting_sequences, load.failed_requests) == (0, 0, 5)
+    assert (load.used_blocks, load.waiting_sequences, load.failed_requests) == (0, 0, len(asked))
 
 
 async def at_moment(client: Client, moment: str) -> bool:
