@@ -79,7 +79,12 @@ class System:
     @classmethod
     @asynccontextmanager
     async def started(
-        cls, latency: StepLatency, room: Room, num_schedulers: int = 1, scheduler_flags: Sequence[str] = ()
+        cls,
+        latency: StepLatency,
+        room: Room,
+        num_schedulers: int = 1,
+        scheduler_flags: Sequence[str] = (),
+        executor_flags: Sequence[str] = (),
     ) -> AsyncIterator[Self]:
         """Raises ServiceFailed where a service does not start."""
         services: list[Service] = []
@@ -88,7 +93,7 @@ class System:
             try:
                 file = directory / "endpoint"
                 where = ["--endpoint", "tcp://127.0.0.1:0", "--endpoint-file", str(file)]
-                flags = ["--simulate", *where, *room.flags(), *latency.flags()]
+                flags = ["--simulate", *where, *room.flags(), *latency.flags(), *executor_flags]
                 services.append(await Service.start("executor_svc", flags, directory / "executor.log"))
                 endpoint = await while_alive(written(file, READY_S), *services)
                 addresses = []
