@@ -35,7 +35,7 @@ from benchmarks.bounds import tell
 from benchmarks.capacity.latency import StepLatency
 from benchmarks.capacity.observed import Room, System
 from paged.cli.processes import while_alive
-from paged.client import Client, PagedClientError, generate_request
+from paged.client import Client, generate_request
 from paged.v1 import inference_pb2_grpc
 from scheduler_svc.api.health import LIVE
 
@@ -52,7 +52,6 @@ TEXTS: dict[str, tuple[int, str, int, int | None]] = {  # how many, of what, how
 }
 BAD: list[dict[str, Any]] = [
     {"prompt": []},
-    {"prompt": ""},
     {"prompt": [1] * 1_200_000},
     {"prompt": [1 << 31]},
     {"prompt": "x", "model": "another"},
@@ -65,6 +64,7 @@ BAD: list[dict[str, Any]] = [
     {"prompt": "x", "logit_bias": {1 << 31: 1.0}},
     {"prompt": "x", "temperature": float("nan")},
 ]
+REFUSALS = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND)
 BOUNDS = {"rate_lost": 1.1, "health_ms": 200.0, "gap_ratio": 2.0, "refused_ms": 100.0, "not_as_expected": 0}
 
 
@@ -108,7 +108,7 @@ class Streams:
 def send(address: str, kind: str) -> int:
     """In a process of its own; returns how many calls did not end as they should."""
     count, letter, length, kept = TEXTS[kind]
-    options = {} if kept is None else {"truncate_prompt_tokens": kept}
+    options: Any = {} if kept is None else {"truncate_prompt_tokens": kept}
 
     async def all_at_once() -> int:
         async with Client(address) as client:
@@ -173,15 +173,16 @@ async def stopped_readers(address: str, streams: Streams, alone_s: float, beside
     return alone / beside
 
 
-async def refusals(client: Client, rounds: int) -> tuple[float, int]:
-    """The slowest, in milliseconds; and how many were no refusals."""
+async def refusals(stub: Any, rounds: int) -> tuple[float, int]:
+    """The slowest, in milliseconds; and how many were none."""
     slowest, wrong = 0.0, 0
-    for options in BAD * rounds:
+    for request in [generate_request(**options) for options in BAD] * rounds:
         begin = time.perf_counter()
         try:
-            await client.complete_samples(**options)
+            await stub.Generate(request).read()
             wrong += 1
-        except PagedClientError:
+        except grpc.aio.AioRpcError as error:
+            wrong += error.code() not in REFUSALS
             slowest = max(slowest, time.perf_counter() - begin)
     return 1e3 * slowest, wrong
 
@@ -192,7 +193,7 @@ async def figures(system: System, alone_s: float, beside_s: float) -> dict[str, 
         streams = Streams(client)
         async with streams.reading():
             found = await long_texts(address, streams, health_pb2_grpc.HealthStub(channel), alone_s)
-            refused_ms, wrong = await refusals(client, rounds=5)
+            refused_ms, wrong = await refusals(inference_pb2_grpc.InferenceServiceStub(channel), rounds=5)
             rate_lost = await stopped_readers(address, streams, alone_s, beside_s)
     found["not_as_expected"] += wrong
     rounded = {name: round(value, 1) if isinstance(value, float) else value for name, value in found.items()}

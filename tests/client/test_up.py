@@ -20,6 +20,7 @@ from tests.system.requests import Call, answer, ready
 END_S = 40.0
 GONE_S = 10.0
 SLOW = {"PAGED_EXECUTOR_SIMULATE_FIXED_US": "5000", "PAGED_SCHEDULER_SHUTDOWN_GRACE_S": "2"}
+IDLE_MOMENTS = ["idle", "load"]
 CALL = Call([300, 301, 302], 150, 0.0, 0, "")
 
 
@@ -119,23 +120,33 @@ async def test_a_signal_lets_what_runs_end_and_a_second_one_ends_all_at_once(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
-async def test_c7_2_a_killed_launcher_leaves_no_process_and_its_address_is_free(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "moment", ["decode", *(pytest.param(moment, marks=pytest.mark.slow) for moment in IDLE_MOMENTS)]
+)
+async def test_c7_2_a_killed_launcher_leaves_no_process_and_its_address_is_free(tmp_path: Path, moment: str) -> None:
     """However long its services would give their calls if they were told to stop."""
     grace = {"PAGED_SCHEDULER_SHUTDOWN_GRACE_S": "600", "PAGED_EXECUTOR_SHUTDOWN_GRACE_S": "600"}
     async with up(tmp_path, **grace) as running, Client(running.address) as client:
-        await running.line_with("Serving at")
-        await ready(client)
-        asked = asyncio.create_task(client.complete([7], max_tokens=4000, ignore_eos=True))
-        while not (await client.load()).running_sequences:
-            await asyncio.sleep(0.01)
+        asked = None
+        if moment == "load":
+            while not running.services():
+                await asyncio.sleep(0.001)
+        else:
+            await running.line_with("Serving at")
+            await ready(client)
+        if moment == "decode":
+            asked = asyncio.create_task(client.complete([7], max_tokens=4000, ignore_eos=True))
+            while not (await client.load()).running_sequences:
+                await asyncio.sleep(0.01)
         pids = list(running.services().values())
-        assert len(pids) == 2
+        assert len(pids) == (1 if moment == "load" else 2)
         running.process.kill()
         async with asyncio.timeout(GONE_S):
             while any(Path(f"/proc/{pid}").exists() for pid in pids):
                 await asyncio.sleep(0.02)
-        with pytest.raises(UnavailableError):
-            await asked
+        if asked is not None:
+            with pytest.raises(UnavailableError):
+                await asked
     async with up(tmp_path, address=running.address) as again, Client(again.address) as client:
         await again.line_with("Serving at")
         await ready(client)

@@ -46,15 +46,16 @@ async def test_a_million_ids_are_refused_by_name(system: System) -> None:
             await client.complete([300] * 1_200_000)
 
 
+@pytest.mark.slow
 async def test_c7_6_an_answer_above_grpcs_own_limit_of_4_mib_comes_in_one_message(system: System) -> None:
-    system.executor_flags = ["--num-blocks", "2000", "--simulate-max-model-len", "24000"]
+    system.executor_flags = ["--num-blocks", "2500", "--simulate-max-model-len", "32000"]
     system.start()
-    call = Call([300] * 8, 20_000, 0.0, 0, "")
+    call = Call([300] * 8, 30_000, 0.0, 0, "")
     request = generate_request(call.prompt, max_tokens=call.max_tokens, temperature=0, ignore_eos=True, logprobs=20)
     request.stream = False
     async with Client(system.address) as client:
         await ready(client, 60)
-        (whole,) = [message async for message in client._messages(request, 120)]
+        (whole,) = [message async for message in client._messages(request, 300)]
     assert whole.ByteSize() > 4 << 20
     assert list(whole.token_ids) == call.expected(end_token_ids=())
     assert [len(entry.top_ids) for entry in whole.logprobs] == [20] * len(whole.token_ids)
