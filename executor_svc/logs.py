@@ -6,6 +6,9 @@ from typing import Literal
 
 import structlog
 
+# They warn of kernels for other machines, and of each other, where nobody has asked for either.
+_WARN_OF_NOTHING = ("torchao", "torch.utils._pytree")
+
 
 def configure(level: str, form: Literal["console", "json"], **keys: object) -> None:
     """Every event has a time, a level and keys, these among them. Call once, before the first event."""
@@ -13,6 +16,8 @@ def configure(level: str, form: Literal["console", "json"], **keys: object) -> N
     def add_keys(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
         return {**event, **keys}
 
+    for name in _WARN_OF_NOTHING:
+        logging.getLogger(name).setLevel(logging.ERROR)
     renderer: structlog.typing.Processor
     if form == "json":
         processors: list[structlog.typing.Processor] = [structlog.processors.dict_tracebacks]
