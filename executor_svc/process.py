@@ -6,6 +6,7 @@ import signal
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -57,6 +58,20 @@ def leave_at_once(code: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(code)
+
+
+def leave_after(last_words: Callable[[], object], code: int, within_s: float) -> NoReturn:
+    """End the process when `last_words` have been said, or after `within_s`.
+
+    They may wait for just what the process has come to grief over: a disk, whoever reads the log, a lock that a thread
+    which hangs will never give back.
+    """
+    try:
+        speaker = threading.Thread(target=last_words, name="last words", daemon=True)
+        speaker.start()
+        speaker.join(within_s)
+    finally:
+        os._exit(code)  # no stream is flushed: its lock may be held
 
 
 def die_with_parent(*, may_be_first: bool = False) -> None:

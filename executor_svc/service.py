@@ -19,16 +19,16 @@ from executor_svc.lending import Lender
 from executor_svc.loaded import LoadedModel
 from executor_svc.plan import PlanViolation
 from executor_svc.plan_checks import Limits
-from executor_svc.process import leave_at_once
+from executor_svc.process import leave_after
 from executor_svc.recording import Taken, make_recorder
 from executor_svc.results import fill_results
 from executor_svc.router import Router, Sent
 from executor_svc.sessions import Session, Sessions
 from executor_svc.settings import ExecutorSettings
 from executor_svc.step_counts import StepCounts
-from executor_svc.step_watch import StepWatch
 from executor_svc.stepper import RunnerFailed, Stepper
 from executor_svc.tokenizer_sender import TokenizerSender
+from executor_svc.turn_watch import TurnWatch
 from paged.v1 import executor_pb2
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ _MESSAGES_PER_TURN = 256
 ANNOUNCE_S = 0.005  # for a message to leave the process before a step that may be its last one
 PROBE_S = 0.25  # longest wait for a message, too
 LONG_GATHER_S = 0.001  # in which others may have the processor
+LAST_WORDS_S = 5.0  # to write a recording, and to log, where the process must end
 STEPS_OF_A_RECALL = 4  # two plans were under way, the next returns what is asked for; and one to spare
 
 _log = structlog.get_logger()
@@ -74,7 +75,8 @@ class Service:
         self._batch = ResidentBatch(ownership, limits)
         self._stepper = Stepper(self._batch, model.runner)
         self._recorder = make_recorder(settings, model, self._batch, ownership, self._identity)
-        self._watch = StepWatch(settings.step_timeout_s, self._on_stuck)
+        self._watch = TurnWatch(settings.step_timeout_s, self._on_stuck)
+        self._is_in_step = False
         self._sessions = Sessions(
             batch=self._batch,
             lender=Lender(ownership),
@@ -110,8 +112,14 @@ class Service:
 
     def run(self) -> int:
         """Returns the process's exit code: 0 when asked to stop, 1 when the runner cannot go on. Ends the process where
-        a step does not end."""
+        a turn does not end."""
         self._watch.start()
+        try:
+            return self._run()
+        finally:
+            self._recorder.finish(LAST_WORDS_S)
+
+    def _run(self) -> int:
         while not self._stop.requested:
             if not self.turn():
                 return 1
@@ -121,22 +129,28 @@ class Service:
         while len(self._sessions) and self._clock() < end:
             if not self.turn():
                 return 1
+        self._watch.begin(self._worst_step_s)
         try:
             self._sessions.shut_down(self._clock())
         except RunnerFailed:
             _log.exception("runner_failed", epoch=self._sessions.epoch)
+        finally:
+            self._watch.end()
         _log.info("stopped")
         return 0
 
     def turn(self) -> bool:
         """Once around the loop: wait for messages, run a step, see to sessions. False if the runner cannot go on."""
+        self._watch.begin(self._worst_step_s)
         try:
             self._turn()
         except RunnerFailed as failure:
+            self._is_in_step = False
             _log.exception("runner_failed", epoch=self._sessions.epoch, reason=str(failure.__cause__ or failure))
-            self._watch.end()
             self._recorder.write(str(failure))
             return self._begin_new_epoch(str(failure))
+        finally:
+            self._watch.end()
         return True
 
     def _turn(self) -> None:
@@ -232,11 +246,11 @@ class Service:
             return
         plans = [taken.applied for _, taken in issued]
         self._recorder.begin([taken for _, taken in issued])
-        self._watch.begin(self._worst_step_s)
+        self._is_in_step = True
         taken_in_at = time.perf_counter()
         output = self._stepper.run(plans)
         computed_at = time.perf_counter()
-        self._watch.end()
+        self._is_in_step = False
         messages = [executor_pb2.ToScheduler() for _ in plans]
         results = [message.result for message in messages]
         fill_results(self._batch, plans, output, results)
@@ -309,10 +323,14 @@ class Service:
             self._sessions.end(session, sent.value, now, tell=False)
 
     def _on_stuck(self, spent_s: float) -> None:
-        """On the thread that watches: this one sits in the step."""
-        _log.error("step_stuck", seconds=round(spent_s, 1), epoch=self._sessions.epoch)
-        self._recorder.write(f"a step has not ended in {spent_s:.1f} s", wait=True)
-        leave_at_once(1)
+        """On the thread that watches: the service's does not come back."""
+        event, what = ("step_stuck", "step") if self._is_in_step else ("turn_stuck", "turn of the loop, not its step,")
+
+        def last_words() -> None:
+            _log.error(event, seconds=round(spent_s, 1), epoch=self._sessions.epoch)
+            self._recorder.write(f"a {what} has not ended in {spent_s:.1f} s", wait=True)
+
+        leave_after(last_words, 1, LAST_WORDS_S)
 
     def _begin_new_epoch(self, reason: str) -> bool:
         """False where the runner has failed too often, or cannot begin anew."""

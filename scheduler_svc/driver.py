@@ -24,6 +24,7 @@ MIN_PAUSE_S = 0.05  # between a loss and the next attempt; doubled with each los
 MAX_PAUSE_S = 5.0
 FIRST_REMINDER_S = 2.0
 REMINDER_S = 30.0
+MIN_BEAT_S = 0.02  # whatever an executor says of its patience
 LEFT = "nothing is left for it to do"
 
 log = structlog.get_logger()
@@ -233,7 +234,7 @@ class Driver:
         """An empty plan now and then tells the executor that an idle scheduler lives."""
         interval_s = self._idle_plan_s
         if session_timeout_s > 0:
-            interval_s = min(interval_s, session_timeout_s / 3)
+            interval_s = min(interval_s, max(session_timeout_s / 3, MIN_BEAT_S))
         while True:
             await asyncio.sleep(interval_s / 4)
             if session.idle_s >= interval_s and self._has_room():

@@ -38,7 +38,7 @@ class Taken:
 
 class Recorder(Protocol):
     """What the service tells. All of it on the service's thread, but for `write`, which may be called on any while the
-    service's sits in a step. Writing keeps nobody waiting unless it is told to."""
+    service's hangs. Writing keeps nobody waiting unless it is told to."""
 
     def before_step(self, settle: Callable[[], None]) -> None:
         """Plans will be taken. `settle` has the batch know all that was taken so far."""
@@ -61,6 +61,9 @@ class Recorder(Protocol):
     def write(self, reason: str, *, wait: bool = False) -> None:
         """Put what is there into a file, soon; or now, and return when it is done."""
 
+    def finish(self, timeout_s: float) -> None:
+        """Wait for the file that is being written, no longer than this."""
+
 
 class _NoRecorder:
     def before_step(self, settle: Callable[[], None]) -> None: ...
@@ -70,6 +73,7 @@ class _NoRecorder:
     def session_ended(self, session: int) -> None: ...
     def epoch_ended(self) -> None: ...
     def write(self, reason: str, *, wait: bool = False) -> None: ...
+    def finish(self, timeout_s: float) -> None: ...
 
 
 NO_RECORDER: Recorder = _NoRecorder()
@@ -166,6 +170,9 @@ class Recording:
         header.reason, header.written_at_ns = reason, time.time_ns()
         parts = [replace(part, entries=list(part.entries)) for part in self._parts]
         self._files.write(_messages(header, parts), wait=wait)
+
+    def finish(self, timeout_s: float) -> None:
+        self._files.finish(timeout_s)
 
     def _add(self, entry: recording_pb2.RecordingEntry) -> None:
         if self._parts:

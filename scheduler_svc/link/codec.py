@@ -26,6 +26,13 @@ from scheduler_svc.core.token_rules import NO_RULES, TokenRules
 MAX_BLOCK_ID = (1 << 26) - 1
 MAX_ROW_ID = (1 << 16) - 1
 MAX_PLANS_IN_FLIGHT = 16
+# What a model may be: masks, plans and tables are as large as it says, and its texts go to callers and other executors.
+MAX_BLOCK_SIZE = 1 << 12
+MAX_MODEL_LEN = 1 << 24
+MAX_VOCAB_SIZE = 1 << 22
+MAX_TOKENS_PER_STEP = 1 << 24
+MAX_END_IDS = 1024
+MAX_TEXT_BYTES = 1024
 
 INT32 = np.dtype("<i4")
 FLOAT32 = np.dtype("<f4")
@@ -69,7 +76,8 @@ def encode_plan(plan: Plan, epoch: int, session: int) -> bytes:
 
 
 def decode_lease(attached: pb.Attached) -> Lease:
-    """Raises MalformedMessage unless the lease can be worked with."""
+    """Raises MalformedMessage unless the lease can be worked with, and the model can be one."""
+    _check_model(attached)
     lease = Lease(
         block_ids=_ints(attached.lease.block_ids).tolist(),
         row_ids=_ints(attached.lease.row_ids).tolist(),
@@ -85,8 +93,7 @@ def decode_lease(attached: pb.Attached) -> Lease:
     _check_ids("row_ids", lease.row_ids, 0, MAX_ROW_ID)
     if not 1 <= lease.plans_in_flight <= MAX_PLANS_IN_FLIGHT:
         raise MalformedMessage(f"lease.plans_in_flight: {lease.plans_in_flight}, must be 1 to {MAX_PLANS_IN_FLIGHT}")
-    if min(lease.tokens_per_step, lease.block_size, lease.max_model_len, lease.vocab_size) < 1:
-        raise MalformedMessage("lease: tokens_per_step, block_size, max_model_len and vocab_size must be at least 1")
+    _check_number("lease.tokens_per_step", lease.tokens_per_step, MAX_TOKENS_PER_STEP)
     if lease.tokens_per_step < len(lease.row_ids):
         raise MalformedMessage(
             f"lease.tokens_per_step: {lease.tokens_per_step}, {len(lease.row_ids)} rows need as many"
@@ -110,6 +117,23 @@ def decode_lease_change(message: pb.LeaseChange) -> LeaseChange:
     if change.granted_rows:
         _check_ids("row_ids", change.granted_rows, 0, MAX_ROW_ID)
     return change
+
+
+def _check_model(attached: pb.Attached) -> None:
+    model = attached.model
+    _check_number("model.block_size", model.block_size, MAX_BLOCK_SIZE)
+    _check_number("model.max_model_len", model.max_model_len, MAX_MODEL_LEN)
+    _check_number("model.vocab_size", model.vocab_size, MAX_VOCAB_SIZE)
+    if len(model.eos_token_ids) > MAX_END_IDS:
+        raise MalformedMessage(f"model.eos_token_ids: {len(model.eos_token_ids)} ids; {MAX_END_IDS} are allowed")
+    texts = (attached.executor_id, model.name, model.architecture, model.dtype, model.fingerprint)
+    if (longest := max(len(text.encode()) for text in texts)) > MAX_TEXT_BYTES:
+        raise MalformedMessage(f"attached: a text of {longest} bytes; {MAX_TEXT_BYTES} are allowed")
+
+
+def _check_number(name: str, number: int, highest: int) -> None:
+    if not 1 <= number <= highest:
+        raise MalformedMessage(f"{name}: {number}, must be 1 to {highest}")
 
 
 def _check_ids(name: str, ids: list[int], lowest: int, highest: int) -> None:

@@ -26,6 +26,11 @@ RECONNECT_MS = 100
 GOODBYE_MS = 200
 MAX_MESSAGE_BYTES = 1 << 28  # a lease takes four bytes a block
 TOKENIZER_TIMEOUT_S = 60.0
+# An executor says something several times a second to who waits for a lease, but nothing in a step or while it loads
+# its model. Who has waited in vain asks anew, so this may be short of that.
+ATTACH_SILENCE_S = 60.0
+MAX_EARLY_CHANGES = 16  # of a lease, between its coming and being followed: in one turn of the event loop
+MAX_RESULT_TIMEOUT_S = 3600.0  # whatever an executor says of its steps
 HANDSHAKE_FAILED = int(
     zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
@@ -73,6 +78,7 @@ class ExecutorSession:
         self.is_computed_alone = False  # whether the next result awaited is that of an exclusive plan's step, begun
         self.is_leaving = False
         self._last_sent_at = time.monotonic()
+        self._heard_at: float | None = None  # when the executor last said anything, the handshake included
         self.last_message_bytes = 0  # of the message that is being taken
         self.on_result: Callable[[pb.StepResult], None] | None = None
         self._on_lease_change: Callable[[pb.LeaseChange], None] | None = None
@@ -85,7 +91,9 @@ class ExecutorSession:
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         if options.keys is not None:
             options.keys.guard(self._socket)
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | HANDSHAKE_FAILED)
+        self._monitor = self._socket.get_monitor_socket(
+            zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | HANDSHAKE_FAILED
+        )
         self._watching: asyncio.Task[None] | None = None
         self._socket.setsockopt(zmq.IPV6, "[" in options.endpoint)
         self._connect(options.endpoint)
@@ -103,7 +111,8 @@ class ExecutorSession:
             raise SessionLost(f"cannot connect to {endpoint}: {error}", refused=True) from error
 
     async def attach(self, attached_executors: Iterable[str] = ()) -> tuple[pb.Attached, Lease]:
-        """Ask for a lease, and wait until there is one, however long; an executor that is one of these refuses. Raises
+        """Ask for a lease, and wait until there is one: however long for an executor to appear, and for one that says
+        that it is there; ATTACH_SILENCE_S for one that says nothing. An executor that is one of these refuses. Raises
         SessionLost."""
         request = pb.Attach(
             protocol_version=PROTOCOL_VERSION,
@@ -111,7 +120,7 @@ class ExecutorSession:
             attached_executors=attached_executors,
         )
         self._send(pb.ToExecutor(attach=request).SerializeToString())
-        await self._first_of(self._attached)
+        await self._wait_attached()
         attached = self._attached.result()
         self._epoch, self._session = attached.epoch, attached.session
         if attached.protocol_version != PROTOCOL_VERSION:
@@ -120,7 +129,8 @@ class ExecutorSession:
             lease = decode_lease(attached)
         except MalformedMessage as error:
             raise SessionLost(str(error), refused=True) from error
-        self._result_timeout_s = max(self._options.result_timeout_s, 5 * attached.worst_step_ms / 1000)
+        five_steps_s = min(5 * attached.worst_step_ms / 1000, MAX_RESULT_TIMEOUT_S)
+        self._result_timeout_s = max(self._options.result_timeout_s, five_steps_s)
         self._watching = asyncio.create_task(self._watch_results())
         return attached, lease
 
@@ -189,7 +199,18 @@ class ExecutorSession:
         if not self._is_reading:
             self._read_soon()
 
-    async def _first_of(self, wanted: asyncio.Future, timeout_s: float | None = None) -> None:
+    async def _wait_attached(self) -> None:
+        while not self._attached.done():
+            now = time.monotonic()
+            silent_s = 0.0 if self._heard_at is None else now - self._heard_at
+            if silent_s >= ATTACH_SILENCE_S:
+                self._lose(SessionLost(f"the executor has said nothing for {ATTACH_SILENCE_S:g} s"))
+            if self.lost.done():
+                raise self.lost.result()
+            either: list[asyncio.Future] = [self._attached, self.lost]
+            await asyncio.wait(either, timeout=ATTACH_SILENCE_S - silent_s, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _first_of(self, wanted: asyncio.Future, timeout_s: float) -> None:
         """Wait for this future, or raise what has ended the session."""
         await asyncio.wait([wanted, self.lost], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if not wanted.done():
@@ -224,6 +245,7 @@ class ExecutorSession:
                 break
             try:
                 data = self._socket.recv(NOBLOCK)
+                self._heard_at = time.monotonic()
                 self.last_message_bytes = len(data)
                 self._take(pb.ToScheduler.FromString(data))
             except zmq.Again:
@@ -269,6 +291,9 @@ class ExecutorSession:
 
     def _take_lease_change(self, change: pb.LeaseChange) -> None:
         if self._on_lease_change is None:
+            if not self._attached.done() or len(self._early_changes) == MAX_EARLY_CHANGES:
+                early = f"the lease is not there, and {len(self._early_changes)} changes of it are"
+                raise MalformedMessage(early)
             self._early_changes.append(change)
         elif not self.lost.done() and (change.epoch, change.session) == (self._epoch, self._session):
             self._on_lease_change(change)
@@ -284,13 +309,17 @@ class ExecutorSession:
             self._bundle_data.clear()
 
     def _check_connection(self) -> None:
-        if self._monitor.getsockopt(zmq.EVENTS) & READABLE:
+        while self._monitor.getsockopt(zmq.EVENTS) & READABLE:
+            event = int.from_bytes(self._monitor.recv_multipart(NOBLOCK)[0][:2], sys.byteorder)
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._heard_at = time.monotonic()
+                continue
             while not self._read_some():  # it may say over which step the executor was lost
                 pass
-            self._lose(SessionLost(self._how_it_was_lost()))
+            self._lose(SessionLost(self._how_it_was_lost(event)))
+            return
 
-    def _how_it_was_lost(self) -> str:
-        event = int.from_bytes(self._monitor.recv_multipart(NOBLOCK)[0][:2], sys.byteorder)
+    def _how_it_was_lost(self, event: int) -> str:
         if not event & HANDSHAKE_FAILED:
             return "connection to the executor lost"
         if self._options.keys is None:

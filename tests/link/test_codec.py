@@ -8,6 +8,11 @@ from scheduler_svc.core.plan import Amounts, Lease, LeaseChange
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence, TokenLogprobs
 from scheduler_svc.link.codec import (
+    MAX_BLOCK_SIZE,
+    MAX_END_IDS,
+    MAX_MODEL_LEN,
+    MAX_TEXT_BYTES,
+    MAX_VOCAB_SIZE,
     MalformedMessage,
     decode_lease,
     decode_lease_change,
@@ -50,6 +55,38 @@ def test_a_sound_lease_is_taken() -> None:
 def test_a_lease_that_cannot_be_worked_with_is_refused(column: str, value: object) -> None:
     with pytest.raises(MalformedMessage):
         decode_lease(attached(**{column: value}))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("block_size", 0),
+        ("block_size", MAX_BLOCK_SIZE + 1),
+        ("max_model_len", 0),
+        ("max_model_len", MAX_MODEL_LEN + 1),
+        ("vocab_size", 0),
+        ("vocab_size", MAX_VOCAB_SIZE + 1),
+        ("eos_token_ids", [7] * (MAX_END_IDS + 1)),
+        ("name", "é" * (MAX_TEXT_BYTES // 2 + 1)),
+        ("fingerprint", "f" * (MAX_TEXT_BYTES + 1)),
+    ],
+)
+def test_a_model_that_cannot_be_is_refused(field: str, value: object) -> None:
+    message = attached()
+    message.model.MergeFrom(pb.ModelFacts(**{field: value}))  # type: ignore[arg-type]
+    if value == 0:
+        message.model.ClearField(field)
+    with pytest.raises(MalformedMessage, match=r"model\.|text"):
+        decode_lease(message)
+
+
+def test_an_executors_id_is_no_longer_than_others_take_it() -> None:
+    message = attached()
+    message.executor_id = "e" * MAX_TEXT_BYTES
+    decode_lease(message)
+    message.executor_id += "e"
+    with pytest.raises(MalformedMessage, match="text"):
+        decode_lease(message)
 
 
 def test_log_probabilities_go_to_the_rows_that_asked() -> None:

@@ -1,4 +1,5 @@
-"""Ends the process where a step does not end: schedulers have given it up by then, and only a new one is of any use."""
+"""Ends the process where a turn of its loop does not end: schedulers have given it up by then, and only a new one is of
+any use."""
 
 import threading
 import time
@@ -8,9 +9,9 @@ TICK_S = 0.25
 PATIENCE = 6  # times the worst step so far: schedulers give up after five
 
 
-class StepWatch:
-    """`begin` before a step, `end` after it, on one thread. A step that takes more than `timeout_s`, and more than a
-    few times the worst one before it, is reported to `on_stuck` once, on another thread.
+class TurnWatch:
+    """`begin` before a turn, `end` after it, on one thread. A turn has one step at most. One that takes more than
+    `timeout_s`, and more than a few times the worst step before it, is reported to `on_stuck` once, on another thread.
 
     Only time in which this process runs is counted: one that was frozen, or starved, is not to blame for it.
     """
@@ -22,7 +23,7 @@ class StepWatch:
         self._num_begun = self._num_ended = 0
 
     def start(self) -> None:
-        threading.Thread(target=self._watch, name="step watch", daemon=True).start()
+        threading.Thread(target=self._watch, name="turn watch", daemon=True).start()
 
     def begin(self, worst_step_s: float) -> None:
         self._limit_s = max(self._timeout_s, PATIENCE * worst_step_s)
