@@ -1,12 +1,15 @@
 """The dashboard can be read: each number has a unit, each line a name, each panel its place."""
 
 import json
+import re
 from itertools import combinations
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.deploy.manifests import ROOT
+from tests.docs.pages import blocks
 
 BOARD = json.loads((ROOT / "deploy/grafana/dashboards/paged.json").read_text())
 PANELS = [panel for panel in BOARD["panels"] if panel["type"] != "row"]
@@ -51,6 +54,16 @@ def test_panels_have_an_id_and_a_place_of_their_own() -> None:
     for one, other in combinations(BOARD["panels"], 2):
         assert not cells(one) & cells(other), (one["title"], other["title"])
     assert all(panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24 for panel in BOARD["panels"])
+
+
+def test_jobs_have_the_names_that_are_asked_for() -> None:
+    asked = {
+        job for panel in PANELS for target in panel["targets"] for job in re.findall(r'job="(.*?)"', target["expr"])
+    }
+    (example,) = [block.text for block in blocks("docs/operations.md") if block.language == "yaml"]
+    for config in (example, (ROOT / "deploy/prometheus/prometheus.yml").read_text()):
+        jobs = {job["job_name"] for job in yaml.safe_load(config)["scrape_configs"]}
+        assert asked <= jobs == {"paged-scheduler", "paged-executor"}
 
 
 def test_all_is_asked_of_the_provisioned_source() -> None:
