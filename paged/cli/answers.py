@@ -1,13 +1,16 @@
 """Answers and facts on standard output: for people as they come, or for scripts as JSON, one object a line."""
 
 import json
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 
 from paged.cli.show import printable
 from paged.v1 import inference_pb2
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line, for scripts.")]
 
 
 class Answer:
@@ -20,6 +23,11 @@ class Answer:
     def take(self, message: inference_pb2.GenerateResponse) -> None:
         self.text += message.text
         self._last = message
+
+    @property
+    def usage(self) -> inference_pb2.Usage:
+        """What it took; known when its last message has come."""
+        return self._last.usage
 
     def as_json(self) -> str:
         """With how it ended, and what it took."""

@@ -17,7 +17,7 @@ from paged.cli import demo as demonstration
 from paged.cli import keys
 from paged.cli import top as overview
 from paged.cli import up as machine
-from paged.cli.answers import Answer, as_dict, say
+from paged.cli.answers import Answer, AsJson, as_dict, say
 from paged.cli.connection import Authority, Connection, Insecure, Tls, TlsCertificate, TlsKey, TlsRoot, TokenFile
 from paged.cli.exit_codes import ExitCode, exit_code
 from paged.cli.processes import ServiceFailed
@@ -43,7 +43,6 @@ OwnModel = Annotated[
 ]
 Simulate = Annotated[bool, typer.Option("--simulate", help="Use the simulated executor, which has no model.")]
 LengthMix = Annotated[Mix | None, typer.Option(help="Lengths as of instructions, or of conversations, instead.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line, for scripts.")]
 
 
 @app.callback()
@@ -189,10 +188,11 @@ def demo(
     model: OwnModel = None,
     simulate: Simulate = False,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of each answer.")] = 48,
+    as_json: AsJson = False,
 ) -> None:
     """Start an executor and a scheduler, ask eight things at once, show the answers and figures, stop both."""
     _check_one_executor(model, simulate=simulate)
-    _run(demonstration.run(model, simulate=simulate, max_tokens=max_tokens))
+    _run(demonstration.run(model, simulate=simulate, max_tokens=max_tokens, as_json=as_json))
 
 
 @app.command()
@@ -200,13 +200,14 @@ def up(
     model: OwnModel = None,
     simulate: Simulate = False,
     address: Annotated[str, typer.Option(help="Where gRPC calls are taken, as HOST:PORT.")] = "127.0.0.1:50051",
+    as_json: AsJson = False,
 ) -> None:
     """Serve from this machine: one executor, started again when it ends, and one scheduler. Ctrl-C stops both.
 
     All else is set by the environment: PAGED_EXECUTOR_... and PAGED_SCHEDULER_..., as both commands' --help says.
     """
     _check_one_executor(model, simulate=simulate)
-    _run(machine.run(model, simulate=simulate, address=address))
+    _run(machine.run(model, simulate=simulate, address=address, as_json=as_json))
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from paged.cli.connection import Connection
 from paged.client import DeadlineExceededError, PagedClientError
@@ -78,7 +78,7 @@ async def run(connection: Connection, load: Load, course: Course, *, as_json: bo
     if as_json:
         print(json.dumps(told))
     else:
-        _show(console, told)
+        show(console, told)
     if plot is not None:
         draw(found.seen, _title(load), plot)
     if (failure := found.failure) is not None:
@@ -127,7 +127,7 @@ async def _sleep(progress: Progress, what: str, seconds: float) -> None:
     progress.remove_task(task)
 
 
-def _show(console: Console, told: dict[str, Any]) -> None:
+def show(console: Console, told: dict[str, Any]) -> None:
     requests = told["requests"]
     counts = [f"{requests['sent']} requests sent in {told['seconds']:.1f} s", f"{requests['finished']} answered"]
     counts += [f"{requests[name]} {word}" for name, word in WORDS.items() if requests[name]]
@@ -138,10 +138,10 @@ def _show(console: Console, told: dict[str, Any]) -> None:
         f"{told['tokens_per_message']:.2f} tokens a message",
         highlight=False,
     )
-    table = Table("milliseconds", *SHOWN)
+    table = Table("milliseconds", *(Column(name, justify="right") for name in SHOWN))
     for name, word in TIMES.items():
         if told[name]:
-            table.add_row(word, *(f"{told[name][column]:,.1f}" for column in SHOWN))
+            table.add_row(word, *(_short(told[name][column]) for column in SHOWN))
     if table.row_count:
         console.print(table)
     if told["client_cores"] > TOO_BUSY:
@@ -149,6 +149,11 @@ def _show(console: Console, told: dict[str, Any]) -> None:
             f"This client used {told['client_cores']:.2f} of a core: times are its own, too. Run several of it.",
             highlight=False,
         )
+
+
+def _short(milliseconds: float) -> str:
+    """So that the table fits into the 80 columns of a terminal, or of a log."""
+    return f"{milliseconds:,.1f}" if milliseconds < 1000 else f"{milliseconds:,.0f}"
 
 
 def _title(load: Load) -> str:

@@ -1,8 +1,9 @@
 """`paged keys`: makes what schedulers, executors and clients know each other by."""
 
+import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +11,7 @@ from typing import Annotated
 import typer
 
 from paged.cli import secret_files, token_files
+from paged.cli.answers import AsJson
 from paged.roles import Role
 
 app = typer.Typer(no_args_is_help=True, help="Make certificates, CURVE keys and tokens. What is secret has mode 600.")
@@ -32,6 +34,7 @@ def create(
     directory: Annotated[Path, typer.Argument(help="Directory to make, with all of it.")],
     host: Annotated[list[str], typer.Option(help="Name or address that clients know schedulers by; may be repeated.")],
     days: Days = DAYS,
+    as_json: AsJson = False,
 ) -> None:
     """Make a CA, certificates of scheduler and client, CURVE keys of both services, and an operator's token."""
     with _told():
@@ -52,7 +55,8 @@ def create(
         secret_files.make(directory / "operator.token", f"{operator}\n".encode(), secret=True)
     for file in sorted(directory.rglob("*")):
         if file.is_file():
-            print(f"{file.stat().st_mode & 0o777:o} {file}")
+            mode = f"{file.stat().st_mode & 0o777:o}"
+            print(json.dumps({"file": str(file), "mode": mode}) if as_json else f"{mode} {file}")
 
 
 @app.command()
@@ -63,6 +67,7 @@ def token(
     tenant: Annotated[str | None, typer.Option(help="Tenant of its requests; anybody's if not given.")] = None,
     days: TokenDays = None,
     out: Annotated[Path | None, typer.Option(help="File that gets the token; else it is printed.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Make a bearer token. It is told once: nothing can make it out of the file again."""
     with _told():
@@ -73,7 +78,9 @@ def token(
         if out is not None:
             secret_files.make(out, f"{made}\n".encode(), secret=True)
         token_files.append(file, token_files.entry(made, name, list(dict.fromkeys(role)), tenant, days))
-    if out is None:
+    if as_json:
+        print(json.dumps({"name": name, **({"token": made} if out is None else {"file": str(out)})}))
+    elif out is None:
         print(made)
 
 
@@ -81,13 +88,13 @@ def token(
 def curve(
     directory: Annotated[Path, typer.Argument(help="Directory that gets NAME.key and NAME.key_secret.")],
     name: Annotated[str, typer.Argument(help="Name of the files.")],
+    as_json: AsJson = False,
 ) -> None:
     """Make a CURVE key pair for the plan stream between scheduler and executor."""
     with _told():
         from paged.cli.curve_keys import make_pair
 
-        for file in make_pair(directory, _file_name(name)):
-            print(file)
+        _tell(make_pair(directory, _file_name(name)), as_json=as_json)
 
 
 @app.command()
@@ -97,13 +104,18 @@ def certificate(
     host: Annotated[list[str], typer.Option(help="For a server: its name or address; may be repeated.")] = [],  # noqa: B006
     days: Days = DAYS,
     replace: Replace = False,
+    as_json: AsJson = False,
 ) -> None:
     """Make a certificate, a server's with --host and a client's without, from the CA in the directory."""
     with _told():
         from paged.cli.certificates import make_certificate
 
-        for file in make_certificate(directory, _file_name(name), host, days=days, replace=replace):
-            print(file)
+        _tell(make_certificate(directory, _file_name(name), host, days=days, replace=replace), as_json=as_json)
+
+
+def _tell(files: Iterable[Path], *, as_json: bool) -> None:
+    for file in files:
+        print(json.dumps({"file": str(file)}) if as_json else file)
 
 
 def _file_name(name: str) -> str:

@@ -1,6 +1,7 @@
 """`paged up`: one executor and one scheduler on this machine, until they are told to stop."""
 
 import asyncio
+import json
 import signal
 import tempfile
 import time
@@ -27,13 +28,13 @@ from paged.cli.waiting import say, small_model, waiting
 BAD_SETTINGS = 2  # exit code of a service that would not start the next time either
 
 
-async def run(model: str | None, *, simulate: bool, address: str) -> None:
-    """Serve until SIGTERM or SIGINT; the second one kills both services. Raises ServiceFailed where either cannot go
-    on. No process is left behind."""
-    console = Console()
+async def run(model: str | None, *, simulate: bool, address: str, as_json: bool = False) -> None:
+    """Serve until SIGTERM or SIGINT; the second one kills both services. As JSON, standard output is one object, once
+    there is somebody to call. Raises ServiceFailed where either cannot go on. No process is left behind."""
+    console = Console(stderr=as_json)
     if model is None and not simulate:
         model = await small_model(console)
-    machine = _Machine(console, ["--model", model] if model else ["--simulate"], address)
+    machine = _Machine(console, ["--model", model] if model else ["--simulate"], address, as_json=as_json)
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, machine.on_signal, stopped)
@@ -52,8 +53,9 @@ async def run(model: str | None, *, simulate: bool, address: str) -> None:
 
 
 class _Machine:
-    def __init__(self, console: Console, executor_flags: list[str], address: str) -> None:
+    def __init__(self, console: Console, executor_flags: list[str], address: str, *, as_json: bool) -> None:
         self._console = console
+        self._as_json = as_json
         self._executor_flags = executor_flags
         self._address = address
         self._executor: Service | None = None
@@ -76,6 +78,8 @@ class _Machine:
             ready = while_alive(serving(address_file(directory), SCHEDULER_READY_S), *self._services)
             address = await waiting(self._console, "the scheduler", ready)
         say(self._console, f"Serving at {address}; Ctrl-C stops.")
+        if self._as_json:
+            print(json.dumps({"address": address, "executor": endpoint}), flush=True)
         await while_alive(self._keep_executor(endpoint), self._scheduler)
 
     async def stop(self) -> None:

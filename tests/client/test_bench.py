@@ -1,6 +1,7 @@
 """`paged bench` against real schedulers: all that it counts, and what it ends with."""
 
 import asyncio
+import io
 import json
 import random
 import re
@@ -11,10 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from paged.cli.bench import show
 from paged.cli.exit_codes import ExitCode
+from paged.load.generator import Load
 from paged.load.lengths import MIXES, Mix, mixed_lengths
 from paged.load.plot import draw
+from paged.load.report import figures
 from paged.load.seen import Seen, percentiles_ms, spread_ms
 from tests.processes import Service, cleaned_up, start_executor, start_scheduler, wait_for
 
@@ -114,6 +119,16 @@ def test_people_get_a_table_and_a_picture(many: str, tmp_path: Path) -> None:
     assert re.search(r"\d+ requests sent in \d+\.\d s, \d+ answered", done.stdout)
     assert "first token" in done.stdout
     assert "<svg" in (tmp_path / "load.svg").read_text()
+
+
+def test_times_of_minutes_fit_into_80_columns() -> None:
+    seen = Seen(seconds=1.0, ttft_s=[99.0], gaps_s=[99.0], per_token_s=[99.0], latency_s=[0.5])
+    out = io.StringIO()
+    show(Console(width=80, file=out), figures(Load("", 1, (1, 1), (1, 1)), seen, client_cpu_s=0.1))
+    told = out.getvalue()
+    assert "between messages" in told
+    assert "milliseconds" in told
+    assert (told.count(" 99,000 "), told.count(" 500.0 ")) == (6 * 3, 6)
 
 
 def test_a_picture_can_be_drawn_of_nothing_and_as_png(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import typer.main
 from typer.testing import CliRunner
 
 from paged.cli.app import app
@@ -88,6 +89,17 @@ async def test_the_demo_answers_eight_prompts_tells_figures_and_leaves_nothing(t
     assert "waste" in out
     assert running.processes() == []
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_the_demo_is_objects_for_scripts_and_its_progress_is_not_among_them(tmp_path: Path) -> None:
+    async with demo(tmp_path, "--max-tokens", "20", "--json") as running:
+        code, out, err = await running.result()
+    assert code == 0, err
+    *answers, figures = map(json.loads, out.splitlines())
+    assert [answer["usage"]["completion_tokens"] for answer in answers] == [20] * 8
+    assert (figures["tokens"], figures["blocks"]) == (160, 511)
+    assert 0 < figures["unused_slots"] < figures["slots"]
+    assert "Both processes have stopped." in err
 
 
 async def test_a_service_that_cannot_start_is_told_with_its_log(tmp_path: Path) -> None:
@@ -197,6 +209,33 @@ def test_all_codes_are_in_the_docs() -> None:
 
 
 class TestForScripts:
+    def test_every_command_can_be_asked_for_json(self) -> None:
+        commands = typer.main.get_command(app).commands
+        keys = commands.pop("keys")
+        del commands["replay"]  # hands its flags on
+        for command in (*commands.values(), *keys.commands.values()):
+            assert "--json" in {flag for parameter in command.params for flag in parameter.opts}, command.name
+
+    def test_keys_are_told_by_their_files(self, tmp_path: Path) -> None:
+        def told(*arguments: str) -> list[dict[str, str]]:
+            done = CliRunner().invoke(app, ["keys", *arguments, "--json"])
+            assert done.exit_code == 0, done.output
+            return [json.loads(line) for line in done.stdout.splitlines()]
+
+        made = tmp_path / "made"
+        files = told("create", str(made), "--host", "localhost")
+        assert {found["file"] for found in files} == {str(path) for path in made.rglob("*") if path.is_file()}
+        assert {"file": str(made / "operator.token"), "mode": "600"} in files
+        (token,) = told("token", str(made / "tokens.toml"), "shop")
+        assert token["name"] == "shop"
+        assert token["token"] not in (made / "tokens.toml").read_text()
+        assert told("token", str(made / "tokens.toml"), "other", "--out", str(made / "out")) == [
+            {"name": "other", "file": str(made / "out")}
+        ]
+        pair = told("curve", str(made), "more") + told("certificate", str(made / "tls"), "more")
+        assert all(Path(found["file"]).exists() for found in pair)
+        assert len(pair) == 4
+
     def test_an_answer_is_one_object(self, in_thread: str, engine: ScriptedEngine) -> None:
         done = CliRunner().invoke(app, ["generate", "hi", "--address", in_thread, "--json"])
         (request,) = engine.submitted

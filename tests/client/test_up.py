@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -182,6 +183,16 @@ async def test_as_the_first_process_of_a_container_it_serves_and_takes_all_with_
         os.kill(first, signal.SIGKILL)
         await running.code()
         assert not any(Path(f"/proc/{pid}").exists() for pid in services)
+
+
+async def test_for_scripts_it_says_whom_to_call_and_nothing_else(tmp_path: Path) -> None:
+    async with up(tmp_path, "--json") as machine:
+        told = json.loads(await machine.line_with("address"))
+        assert told["address"] == machine.address
+        assert told["executor"].startswith("tcp://127.0.0.1:")
+        machine.process.send_signal(signal.SIGTERM)
+        out, _ = await asyncio.wait_for(machine.process.communicate(), END_S)
+    assert (machine.process.returncode, out) == (0, b"")
 
 
 async def test_an_executor_that_cannot_start_is_not_started_again(tmp_path: Path) -> None:
