@@ -3,9 +3,12 @@
 import socket
 import subprocess
 import sys
+from typing import Any
 
 import grpc.aio
 import pytest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+from smg_grpc_proto.generated import vllm_engine_pb2, vllm_engine_pb2_grpc
 
 from executor_svc.step_traces import MAX_SINGLE_STEPS
 from paged.client import Client, generate_request
@@ -15,15 +18,22 @@ from tests.processes import wait_for
 from tests.system.conftest import System
 from tests.system.requests import ready
 
-CALL = "paged.v1.InferenceService/Generate"
+CALL, VLLM_CALL = "paged.v1.InferenceService/Generate", "vllm.grpc.engine.VllmEngine/Generate"
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SECRET = "swordfish"
 
 
-async def generate(system: System, *, traceparent: str | None = None, num_tokens: int = 50, **options: object) -> None:
+async def generate(system: System, **said: Any) -> None:
     async with Client(system.address) as client:
         await ready(client)
-    metadata = [("traceparent", traceparent)] if traceparent else []
+    await call_as_it_is(system, **said)
+
+
+async def call_as_it_is(
+    system: System, *, traceparent: str = "", tracestate: str = "", num_tokens: int = 50, **options: Any
+) -> None:
+    given = {"traceparent": traceparent, "tracestate": tracestate}
+    metadata = [(key, value) for key, value in given.items() if value]
     async with grpc.aio.insecure_channel(system.address) as channel:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         request = generate_request(SECRET, max_tokens=num_tokens, ignore_eos=True, temperature=0, **options)
@@ -96,6 +106,54 @@ async def test_a_call_that_is_left_or_refused_says_so_in_its_span(system: System
         left, refused = grpc.StatusCode.CANCELLED.value[0], grpc.StatusCode.NOT_FOUND.value[0]
         assert by_code.keys() == {left, refused}
         assert decode.span.parent_span_id == by_code[left].span_id
+
+
+async def test_a_servers_fault_is_an_error_of_its_span_and_a_callers_is_none(system: System) -> None:
+    with collector() as spans:
+        traced(system, spans, "--executor-wait-s", "0.1", "--new-request-wait-s", "0")
+        with pytest.raises(grpc.aio.AioRpcError):
+            await generate(system, model=SECRET)
+        system.executor.kill()
+        wait_for(lambda: "executor_lost" in system.scheduler.log, "the loss")
+        with pytest.raises(grpc.aio.AioRpcError):
+            await call_as_it_is(system)
+        wait_for(lambda: len(spans.named(CALL)) == 2, "spans of both calls")
+        refused, failed = sorted(spans.named(CALL), key=lambda one: one.span.start_time_unix_nano)
+        payloads = b"".join(spans.payloads)
+    assert refused.attributes["rpc.grpc.status_code"] == grpc.StatusCode.NOT_FOUND.value[0]
+    assert refused.span.status.code == Status.STATUS_CODE_UNSET
+    assert refused.attributes["error.type"] == "ModelNotFound"
+    assert failed.attributes["rpc.grpc.status_code"] == grpc.StatusCode.UNAVAILABLE.value[0]
+    assert failed.span.status.code == Status.STATUS_CODE_ERROR
+    assert SECRET.encode() not in payloads
+
+
+async def test_what_a_caller_says_of_its_trace_goes_along(system: System) -> None:
+    with collector() as spans:
+        traced(system, spans)
+        await generate(system, traceparent=f"00-{TRACE}-{CALLER}-01", tracestate="vendor=1")
+        wait_for(lambda: spans.named(CALL), "the call's span")
+        (call,) = spans.named(CALL)
+    assert call.span.trace_state == "vendor=1"
+    assert call.span.kind == Span.SPAN_KIND_SERVER
+
+
+async def test_calls_of_a_gateway_are_traced_too(system: System) -> None:
+    with collector() as spans:
+        traced(system, spans)
+        async with Client(system.address) as client:
+            await ready(client)
+        async with grpc.aio.insecure_channel(system.address) as channel:
+            asked = vllm_engine_pb2.GenerateRequest(request_id="one", text=SECRET, stream=True)
+            asked.sampling_params.max_tokens = 4
+            messages = vllm_engine_pb2_grpc.VllmEngineStub(channel).Generate(
+                asked, metadata=[("traceparent", f"00-{TRACE}-{CALLER}-01")]
+            )
+            assert [message async for message in messages]
+        wait_for(lambda: spans.named(VLLM_CALL) and spans.named("decode"), "spans of the call")
+        (call,) = spans.named(VLLM_CALL)
+        assert call.span.parent_span_id.hex() == CALLER
+        assert {one.span.trace_id.hex() for one in spans.spans()} == {TRACE}
 
 
 async def test_a_collector_that_is_away_costs_spans_and_nothing_else(system: System) -> None:
