@@ -21,10 +21,14 @@ EXECUTOR, SCHEDULER, BOTH = "paged-executor", "paged-scheduler", "paged up"
 
 
 class Shell:
-    """In a directory of its own, with what a checkout has that commands name. What stands in `instead` is replaced."""
+    """In a directory of its own, with what a checkout has that commands name. What stands in `instead` is replaced.
+    A command that is not done after `timeout_s` fails."""
 
-    def __init__(self, directory: Path, instead: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, directory: Path, instead: Mapping[str, str] | None = None, *, timeout_s: float = TIMEOUT_S
+    ) -> None:
         self.directory = directory
+        self._timeout_s = timeout_s
         self._instead = {"--model path/to/model": "--simulate", **(instead or {})}
         self._services: list[subprocess.Popen[bytes]] = []
         self._endpoint_file, self._address_file = directory / "executor.endpoint", directory / "scheduler.address"
@@ -72,7 +76,7 @@ class Shell:
             input=stdin,
             capture_output=True,
             text=True,
-            timeout=TIMEOUT_S,
+            timeout=self._timeout_s,
         )
 
     def start(self, command: str) -> None:

@@ -52,6 +52,7 @@ SAID = {
     r"buf curl .*/GetLoad": ['"executorAttached": true'],
 }
 SERVICES = (EXECUTOR, SCHEDULER, BOTH)
+DEMO_S = 900.0  # with a model that may have to be prepared
 
 
 def reason_not_to(command: str) -> str | None:
@@ -161,7 +162,7 @@ def test_benchmarks_that_are_named_have_their_flags() -> None:
 @pytest.mark.slow
 def test_the_demo(tmp_path: Path) -> None:
     """`make demo` as README has it, once there is an environment; the model is that of whoever runs this."""
-    with Shell(tmp_path) as shell:
+    with Shell(tmp_path, timeout_s=DEMO_S) as shell:
         answer = shell.run(f"HOME={Path.home()} paged demo")
     assert "tokens/s" in answer
     assert "Both processes have stopped." in answer
