@@ -55,6 +55,10 @@ class TooManyWatchers(PagedError):
     """Too many watch already (RESOURCE_EXHAUSTED)."""
 
 
+class TooManyCalls(PagedError):
+    """A caller has begun too many calls, or too many that it does not finish (RESOURCE_EXHAUSTED)."""
+
+
 class ReaderTooSlow(PagedError):
     """Too much of an answer waits for its reader (RESOURCE_EXHAUSTED)."""
 

@@ -142,7 +142,14 @@ class SchedulerSettings(BaseSettings):
         description="Tokens of one tenant's requests that may wait for admission; more are RESOURCE_EXHAUSTED.",
     )
     max_concurrent_calls: int = Field(
-        default=8192, ge=1, le=1_000_000, description="gRPC calls of any kind at once; more are RESOURCE_EXHAUSTED."
+        default=8192,
+        ge=1,
+        le=1_000_000,
+        description="gRPC calls at once, those of health apart; more are RESOURCE_EXHAUSTED.",
+    )
+    max_receive_s: PositiveSeconds = Field(
+        default=30.0,
+        description="Seconds that a call's request may take to arrive; what takes longer ends with DEADLINE_EXCEEDED.",
     )
     max_model_len: int | None = Field(
         default=None,

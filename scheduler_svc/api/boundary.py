@@ -2,9 +2,8 @@
 
 import inspect
 import secrets
-import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Any, NoReturn
 
 import grpc
@@ -12,14 +11,14 @@ import grpc.aio
 import structlog
 from google.protobuf.message import DecodeError
 
+from scheduler_svc.api.call_limits import AllCallLimits, CallLimits, OpenCallLimits
 from scheduler_svc.api.errors import abort, internal_status, to_status
 from scheduler_svc.api.large_requests import LargeRequests
 from scheduler_svc.api.live_calls import LiveCalls
-from scheduler_svc.errors import FieldViolation, InvalidRequest, PagedError, QueueFull
+from scheduler_svc.errors import FieldViolation, InvalidRequest, PagedError
 
 Read = Callable[[bytes], Awaitable[Any]]  # of one request; raises InvalidRequest
-
-RETRY_AFTER_S = 1.0
+Limits = CallLimits | OpenCallLimits
 
 log = structlog.get_logger()
 
@@ -28,13 +27,13 @@ class ErrorBoundary(grpc.aio.ServerInterceptor):
     """Ends a call with the status of the exception that its handler raised.
 
     Cancellation passes through untouched. An exception that is not ours is logged with its traceback under a reference
-    number, and the client is told that number alone. Requests of all calls that are going on have `max_total_bytes` at
-    most; a call with which there would be more is refused, unless it is the only one. Large ones are read one after
-    another. All are noted in `calls`.
+    number, and the client is told that number alone. All calls are within `limits`, and noted in `calls`; those of
+    callers who were not let in never get here, for what refuses them is no handler that is guarded. Large requests are
+    read one after another.
     """
 
-    def __init__(self, max_total_bytes: int, calls: LiveCalls) -> None:
-        self._in_hand = _InHand(max_total_bytes)
+    def __init__(self, limits: AllCallLimits, calls: LiveCalls) -> None:
+        self._limits = limits
         self._calls = calls
         self._large = LargeRequests()
 
@@ -48,19 +47,21 @@ class ErrorBoundary(grpc.aio.ServerInterceptor):
             return None
         method = str(handler_call_details.method)
         read, serialize = self._reader(handler.request_deserializer), handler.response_serializer
-        # Requests are parsed inside the guard, so that bytes which are no message are a bad request and not UNKNOWN.
+        limits = self._limits.of(method)
+        # Requests are received inside the guard, as gRPC would wait for them without a limit; and parsed there, so that
+        # bytes which are no message are a bad request and not UNKNOWN.
         if handler.unary_unary:
-            guarded = _guard_unary(handler.unary_unary, read, method, self._in_hand, self._calls)
-            return grpc.unary_unary_rpc_method_handler(guarded, response_serializer=serialize)
+            guarded = _guard_unary(handler.unary_unary, read, method, limits, self._calls)
+            return grpc.stream_unary_rpc_method_handler(guarded, response_serializer=serialize)
         if inspect.isasyncgenfunction(handler.unary_stream):
-            guarded = _guard_stream(handler.unary_stream, read, method, self._in_hand, self._calls)
-            return grpc.unary_stream_rpc_method_handler(guarded, response_serializer=serialize)
-        # Health and reflection bring handlers of other shapes. Who watches for hours is not a request being served.
+            guarded = _guard_stream(handler.unary_stream, read, method, limits, self._calls)
+            return grpc.stream_stream_rpc_method_handler(guarded, response_serializer=serialize)
+        # Health and reflection bring handlers of other shapes.
         if handler.unary_stream:
-            guarded = _guard_unary(handler.unary_stream, read, method, _InHand(sys.maxsize), self._calls)
-            return grpc.unary_stream_rpc_method_handler(guarded, response_serializer=serialize)
+            guarded = _guard_unary(handler.unary_stream, read, method, limits, self._calls)
+            return grpc.stream_stream_rpc_method_handler(guarded, response_serializer=serialize)
         if inspect.isasyncgenfunction(handler.stream_stream) and handler.request_deserializer is not None:
-            guarded = _guard_both(handler.stream_stream, read, method, self._calls)
+            guarded = _guard_both(handler.stream_stream, read, method, limits, self._calls)
             return grpc.stream_stream_rpc_method_handler(guarded, response_serializer=serialize)
         return handler
 
@@ -76,33 +77,14 @@ class ErrorBoundary(grpc.aio.ServerInterceptor):
         return read
 
 
-class _InHand:
-    """Bytes of the requests of calls that are going on."""
-
-    def __init__(self, max_total_bytes: int) -> None:
-        self._max_total_bytes = max_total_bytes
-        self._num_bytes = 0
-
-    @contextmanager
-    def holding(self, num_bytes: int) -> Iterator[None]:
-        """Raises QueueFull."""
-        if self._num_bytes and self._num_bytes + num_bytes > self._max_total_bytes:
-            found = f"requests of {self._num_bytes} bytes are being served, and this one has {num_bytes}"
-            limit = f"max_total_request_bytes is {self._max_total_bytes}"
-            raise QueueFull(f"{found}; {limit}", RETRY_AFTER_S)
-        self._num_bytes += num_bytes
-        try:
-            yield
-        finally:
-            self._num_bytes -= num_bytes
-
-
 def _guard_unary(
-    handle: Callable[..., Awaitable[Any]], read: Read, method: str, in_hand: _InHand, calls: LiveCalls
+    handle: Callable[..., Awaitable[Any]], read: Read, method: str, limits: Limits, calls: LiveCalls
 ) -> Callable[..., Any]:
-    async def guarded(data: bytes, context: grpc.aio.ServicerContext) -> Any:
+    async def guarded(_requests: object, context: grpc.aio.ServicerContext) -> Any:
         try:
-            with in_hand.holding(len(data)), calls.going_on(method):
+            limits.enter(context)
+            data = await _only_request(limits, context)
+            with limits.holding(len(data)), calls.going_on(method):
                 return await handle(await read(data), context)
         except grpc.aio.BaseError:
             raise
@@ -113,11 +95,13 @@ def _guard_unary(
 
 
 def _guard_stream(
-    handle: Callable[..., Any], read: Read, method: str, in_hand: _InHand, calls: LiveCalls
+    handle: Callable[..., Any], read: Read, method: str, limits: Limits, calls: LiveCalls
 ) -> Callable[..., Any]:
-    async def guarded(data: bytes, context: grpc.aio.ServicerContext) -> AsyncGenerator[Any, None]:
+    async def guarded(_requests: object, context: grpc.aio.ServicerContext) -> AsyncGenerator[Any, None]:
         try:
-            with in_hand.holding(len(data)), calls.going_on(method) as call:
+            limits.enter(context)
+            data = await _only_request(limits, context)
+            with limits.holding(len(data)), calls.going_on(method) as call:
                 async with aclosing(handle(await read(data), context)) as messages:
                     async for message in messages:
                         call.is_sending = True
@@ -132,15 +116,18 @@ def _guard_stream(
     return guarded
 
 
-def _guard_both(handle: Callable[..., Any], read: Read, method: str, calls: LiveCalls) -> Callable[..., Any]:
-    async def parsed(requests: AsyncIterator[bytes]) -> AsyncGenerator[Any, None]:
-        async for data in requests:
+def _guard_both(
+    handle: Callable[..., Any], read: Read, method: str, limits: Limits, calls: LiveCalls
+) -> Callable[..., Any]:
+    async def received(context: grpc.aio.ServicerContext) -> AsyncGenerator[Any, None]:
+        while (data := await limits.arrivals.receive(context)) is not None:
             yield await read(data)
 
-    async def guarded(requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncGenerator[Any, None]:
+    async def guarded(_requests: object, context: grpc.aio.ServicerContext) -> AsyncGenerator[Any, None]:
         try:
+            limits.enter(context)
             with calls.going_on(method) as call:
-                async with aclosing(handle(parsed(requests), context)) as messages:
+                async with aclosing(handle(received(context), context)) as messages:
                     async for message in messages:
                         call.is_sending = True
                         yield message
@@ -152,6 +139,14 @@ def _guard_both(handle: Callable[..., Any], read: Read, method: str, calls: Live
             await _end(error, context, method)
 
     return guarded
+
+
+async def _only_request(limits: Limits, context: grpc.aio.ServicerContext) -> bytes:
+    """Raises InvalidRequest where there is none."""
+    data = await limits.arrivals.receive(context)
+    if data is None:
+        raise InvalidRequest(FieldViolation("request", "is missing: the call has ended without a message"))
+    return data
 
 
 async def _end(error: Exception, context: grpc.aio.ServicerContext, method: str) -> NoReturn:

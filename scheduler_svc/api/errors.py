@@ -30,6 +30,7 @@ CODES: dict[type[errors.PagedError], tuple[grpc.StatusCode, str]] = {
     errors.DuplicateRequest: (grpc.StatusCode.ALREADY_EXISTS, "DUPLICATE_REQUEST"),
     errors.QueueFull: (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
     errors.TooManyWatchers: (grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_WATCHERS"),
+    errors.TooManyCalls: (grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_CALLS"),
     errors.ReaderTooSlow: (grpc.StatusCode.RESOURCE_EXHAUSTED, "READER_TOO_SLOW"),
     errors.Unsupported: (grpc.StatusCode.UNIMPLEMENTED, "UNSUPPORTED"),
     errors.Unavailable: (grpc.StatusCode.UNAVAILABLE, "UNAVAILABLE"),

@@ -24,10 +24,10 @@ POLL_S = 0.05
 class EngineHealth:
     """Keeps the health service in step with the engine."""
 
-    def __init__(self, engine: Engine, max_watchers: int) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._follower: asyncio.Task[None] | None = None
-        self.servicer = HealthServicer(max_watchers)
+        self.servicer = HealthServicer()
 
     async def start(self) -> None:
         for name in (LIVE, ACCEPTING):

@@ -5,26 +5,18 @@ not read keeps the status from ever changing again.
 """
 
 import asyncio
-from collections import Counter
 
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-
-from scheduler_svc.api.errors import abort, to_status
-from scheduler_svc.errors import TooManyWatchers
-
-MAX_WATCHERS_A_PEER = 16  # of one connection, which needs one for each service that it follows
 
 _Status = health_pb2.HealthCheckResponse
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):
-    """Tells what `set` has been told. `max_watchers` is for all connections together."""
+    """Tells what `set` has been told. How many may ask or watch is limited outside, as for all calls."""
 
-    def __init__(self, max_watchers: int) -> None:
-        self._max_watchers = max_watchers
+    def __init__(self) -> None:
         self._statuses = {"": _Status.SERVING}
-        self._watchers: Counter[str] = Counter()  # by peer
         self._changed = asyncio.Event()
         self._has_ended = False
 
@@ -56,23 +48,14 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext) -> None:
         """Not a generator, which the error boundary would count among the requests that are being served."""
-        peer, told = context.peer(), None
-        if self._watchers[peer] >= MAX_WATCHERS_A_PEER or self._watchers.total() >= self._max_watchers:
-            error = TooManyWatchers("too many watch the health of this server, or do over this connection")
-            await abort(context, to_status(error))
-        self._watchers[peer] += 1
-        try:
-            while True:
-                changed = self._changed
-                status = self._statuses.get(request.service, _Status.SERVICE_UNKNOWN)
-                if status != told:
-                    told = status
-                    await context.write(_Status(status=status))
-                await changed.wait()
-        finally:
-            self._watchers[peer] -= 1
-            if not self._watchers[peer]:
-                del self._watchers[peer]
+        told = None
+        while True:
+            changed = self._changed
+            status = self._statuses.get(request.service, _Status.SERVICE_UNKNOWN)
+            if status != told:
+                told = status
+                await context.write(_Status(status=status))
+            await changed.wait()
 
     def _tell(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()

@@ -19,6 +19,7 @@ from paged.v1 import control_pb2_grpc, inference_pb2_grpc
 from scheduler_svc.api.authentication import Authentication
 from scheduler_svc.api.block_map import BlockMapServer
 from scheduler_svc.api.boundary import ErrorBoundary
+from scheduler_svc.api.call_limits import MAX_OPEN_CALLS_A_PEER, AllCallLimits
 from scheduler_svc.api.caller import Caller
 from scheduler_svc.api.control import ControlServicer
 from scheduler_svc.api.engine_face import Engine
@@ -47,25 +48,24 @@ class ApiServer:
     ) -> None:
         self._settings = settings
         self.block_map_address: str | None = None  # the real one, once it is served
-        self._health = EngineHealth(engine, max_watchers=max(1, settings.max_concurrent_calls // 2))
+        self._health = EngineHealth(engine)
         try:
             self._credentials, tls = server_credentials(settings), server_context(settings)
             self._tokens = _follow_tokens(settings.token_file, engine) if settings.token_file is not None else None
         except (OSError, ValueError) as error:
             raise BindFailed(f"cannot use what is to guard {settings.listen_address}: {error}") from error
-        self._calls = LiveCalls()
+        self._calls, self._call_limits = LiveCalls(), AllCallLimits(settings)
         self._looking: asyncio.Task[None] | None = None
         self._block_map = None
         if settings.block_map_address is not None:
             self._block_map = BlockMapServer(engine, settings.block_map_address, self._tokens, tls)
         self._server = grpc.aio.server(
             interceptors=[
-                ErrorBoundary(settings.max_total_request_bytes, self._calls),
+                ErrorBoundary(self._call_limits, self._calls),
                 Authentication(self._tokens),
                 *innermost,
             ],
             options=server_options(settings),
-            maximum_concurrent_rpcs=settings.max_concurrent_calls,
         )
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(InferenceServicer(engine, settings), self._server)
         control_pb2_grpc.add_ControlServiceServicer_to_server(ControlServicer(engine, settings), self._server)
@@ -164,6 +164,9 @@ def server_options(settings: SchedulerSettings) -> list[tuple[str, Any]]:
     return [
         ("grpc.max_receive_message_length", settings.max_message_bytes),
         ("grpc.max_send_message_length", settings.max_message_bytes),
+        # Of one connection. It is more than are taken, so that whoever has too many is told: what is above this, gRPC's
+        # clients keep to themselves.
+        ("grpc.max_concurrent_streams", settings.max_concurrent_calls + 2 * MAX_OPEN_CALLS_A_PEER),
         # Without this, two schedulers on one port would share its calls in silence.
         ("grpc.so_reuseport", 0),
         ("grpc.keepalive_time_ms", round(settings.keepalive_s * 1000)),

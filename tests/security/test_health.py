@@ -1,7 +1,8 @@
 """Health needs no token, so whoever connects can ask; nobody who does must be able to spoil it for others."""
 
 import asyncio
-import socket
+from collections import Counter
+from contextlib import closing
 from typing import Any
 
 import grpc
@@ -9,43 +10,21 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from scheduler_svc.api.health_servicer import MAX_WATCHERS_A_PEER
+from scheduler_svc.api.call_limits import MAX_OPEN_CALLS_A_PEER
 from scheduler_svc.api.server import ApiServer
 from scheduler_svc.settings import SchedulerSettings
 from tests.api.scripted_engine import ScriptedEngine
+from tests.security.http2 import Connection, message
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 SERVICE = "paged.v1.InferenceService"
 SOON_S = 10.0
-SETTINGS, HEADERS, DATA = 4, 1, 0
+WATCH = "/grpc.health.v1.Health/Watch"
 
 
-def frame(kind: int, body: bytes, *, flags: int = 0, stream: int = 0) -> bytes:
-    return len(body).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + body
-
-
-def header(name: bytes, value: bytes) -> bytes:
-    """Literal, without an index."""
-    return b"\x00" + bytes([len(name)]) + name + bytes([len(value)]) + value
-
-
-def watch_that_takes_no_byte(address: str, service: str) -> socket.socket:
-    """A caller that watches the service and gives the server no room for any answer (HTTP/2's flow control)."""
-    host, port = address.rsplit(":", 1)
-    connection = socket.create_connection((host, int(port)), SOON_S)
-    request = health_pb2.HealthCheckRequest(service=service).SerializeToString()
-    headers = [
-        *((b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/grpc.health.v1.Health/Watch")),
-        *((b":authority", b"x"), (b"te", b"trailers"), (b"content-type", b"application/grpc")),
-    ]
-    connection.sendall(
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-        + frame(SETTINGS, b"\x00\x04" + bytes(4))  # a window of no bytes
-        + frame(SETTINGS, b"", flags=1)
-        + frame(HEADERS, b"".join(header(*pair) for pair in headers), flags=4, stream=1)
-        + frame(DATA, b"\x00" + len(request).to_bytes(4, "big") + request, flags=1, stream=1)
-    )
-    return connection
+def open_calls(server: ApiServer) -> Counter[str]:
+    """Calls of health that are going on, by connection."""
+    return server._call_limits.of(WATCH)._num_calls
 
 
 async def test_a_watcher_who_does_not_read_keeps_no_status_from_changing(engine: ScriptedEngine) -> None:
@@ -61,9 +40,11 @@ async def test_a_watcher_who_does_not_read_keeps_no_status_from_changing(engine:
                     await asyncio.sleep(0.01)
 
         await becomes(SERVICE, SERVING)
-        with await asyncio.to_thread(watch_that_takes_no_byte, address, SERVICE):
+        request = health_pb2.HealthCheckRequest(service=SERVICE).SerializeToString()
+        with closing(Connection(address, window=0)) as takes_nothing:
+            takes_nothing.begin(WATCH, data=message(request), ends=True)
             async with asyncio.timeout(SOON_S):  # until it is watched from there
-                while not server._health.servicer._watchers:
+                while open_calls(server).total() < 1:
                     await asyncio.sleep(0.01)
             for ready, wanted in ((False, NOT_SERVING), (True, SERVING), (False, NOT_SERVING)):
                 engine.ready = ready
@@ -81,7 +62,7 @@ async def test_who_watches_too_much_is_refused_and_others_are_not(engine: Script
             grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as other,
         ):
             stub: Any = health_pb2_grpc.HealthStub(channel)
-            names = [f"service {i}" for i in range(MAX_WATCHERS_A_PEER)]
+            names = [f"service {i}" for i in range(MAX_OPEN_CALLS_A_PEER)]
             calls = [stub.Watch(health_pb2.HealthCheckRequest(service=name)) for name in names]
             for call in calls:
                 assert (await call.read()).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
@@ -94,7 +75,7 @@ async def test_who_watches_too_much_is_refused_and_others_are_not(engine: Script
             for call in calls:
                 call.cancel()
             async with asyncio.timeout(SOON_S):
-                while server._health.servicer._watchers.total() > 1:
+                while open_calls(server).total() > 1:
                     await asyncio.sleep(0.01)
             assert (await stub.Watch(one_more).read()).status == SERVING
     finally:

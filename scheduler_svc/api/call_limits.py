@@ -1,0 +1,104 @@
+"""How many calls may be going on, and how much their requests may have.
+
+Calls of methods that are open to anybody are counted apart, each connection's by themselves: whoever has no credentials
+can use up what his own connections have, and nothing of what others have.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc.aio
+
+from scheduler_svc.api.arrivals import Arrivals
+from scheduler_svc.api.permissions import OPEN_METHODS
+from scheduler_svc.errors import FieldViolation, InvalidRequest, QueueFull, TooManyCalls
+from scheduler_svc.settings import SchedulerSettings
+
+MAX_OPEN_CALLS_A_PEER = 32  # of one connection, which may watch each service's health
+MAX_OPEN_REQUEST_BYTES = 4096  # with which a name of a service has room
+OPEN_REQUEST_S = 5.0  # for the few bytes of a request that anybody may send
+MAX_OPEN_REQUESTS = 16  # of these on their way: what has its bytes with it is on its way for no time at all
+SPARED_S = 1.0  # in which a request of a caller whom we know may arrive, however many others do
+RETRY_AFTER_S = 1.0
+
+
+class CallLimits:
+    """Of calls that had to show who makes them. `arrivals` has the limits of their requests' way here."""
+
+    def __init__(self, settings: SchedulerSettings) -> None:
+        self._max_calls = settings.max_concurrent_calls
+        self._max_total_bytes = settings.max_total_request_bytes
+        self._num_calls = self._num_bytes = 0
+        # Of each that is late as much may have come as a message may have.
+        max_late = max(1, settings.max_total_request_bytes // settings.max_message_bytes)
+        self.arrivals = Arrivals(settings.max_receive_s, max_late, SPARED_S)
+
+    def enter(self, context: grpc.aio.ServicerContext) -> None:
+        """The call begins, and counts until its last byte is gone. Raises QueueFull."""
+        if self._num_calls >= self._max_calls:
+            found = f"{self._num_calls} calls are going on, and max_concurrent_calls is {self._max_calls}"
+            raise QueueFull(found, RETRY_AFTER_S)
+        self._num_calls += 1
+        _at_the_end(context, self._leave)
+
+    @contextmanager
+    def holding(self, num_bytes: int) -> Iterator[None]:
+        """A request has so many. Raises QueueFull, but not for the only one."""
+        if self._num_bytes and self._num_bytes + num_bytes > self._max_total_bytes:
+            found = f"requests of {self._num_bytes} bytes are being served, and this one has {num_bytes}"
+            limit = f"max_total_request_bytes is {self._max_total_bytes}"
+            raise QueueFull(f"{found}; {limit}", RETRY_AFTER_S)
+        self._num_bytes += num_bytes
+        try:
+            yield
+        finally:
+            self._num_bytes -= num_bytes
+
+    def _leave(self) -> None:
+        self._num_calls -= 1
+
+
+class OpenCallLimits:
+    """Of calls that anybody may make: the same face."""
+
+    def __init__(self) -> None:
+        self._num_calls: Counter[str] = Counter()  # by peer
+        self.arrivals = Arrivals(OPEN_REQUEST_S, MAX_OPEN_REQUESTS)
+
+    def enter(self, context: grpc.aio.ServicerContext) -> None:
+        """Raises TooManyCalls."""
+        peer = context.peer()
+        if self._num_calls[peer] >= MAX_OPEN_CALLS_A_PEER:
+            raise TooManyCalls(f"{MAX_OPEN_CALLS_A_PEER} calls of this connection ask for health already")
+        self._num_calls[peer] += 1
+        _at_the_end(context, lambda: self._leave(peer))
+
+    @contextmanager
+    def holding(self, num_bytes: int) -> Iterator[None]:
+        """They have next to nothing, and who watches for hours is not served for hours. Raises InvalidRequest."""
+        if num_bytes > MAX_OPEN_REQUEST_BYTES:
+            found = f"has {num_bytes} bytes, above the limit of {MAX_OPEN_REQUEST_BYTES} for this method"
+            raise InvalidRequest(FieldViolation("request", found))
+        yield
+
+    def _leave(self, peer: str) -> None:
+        self._num_calls[peer] -= 1
+        if not self._num_calls[peer]:
+            del self._num_calls[peer]
+
+
+class AllCallLimits:
+    """Of one server."""
+
+    def __init__(self, settings: SchedulerSettings) -> None:
+        self._known, self._open = CallLimits(settings), OpenCallLimits()
+
+    def of(self, method: str) -> CallLimits | OpenCallLimits:
+        return self._open if method in OPEN_METHODS else self._known
+
+
+def _at_the_end(context: Any, callback: Callable[[], None]) -> None:
+    # Any: the published types of grpc.aio take no function here.
+    context.add_done_callback(lambda _context: callback())
