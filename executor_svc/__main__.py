@@ -68,6 +68,7 @@ def _lead(settings: ExecutorSettings, ranks: Ranks) -> int:
         router = Router(
             settings.endpoint,
             max_message_bytes=settings.max_message_bytes,
+            max_unread_messages=settings.plans_in_flight + 1,  # all else that a scheduler sends is small
             longest_wait_ms=round(PROBE_S * 1e3),
             guard=_guard(settings),
             ipc_mode=int(settings.ipc_mode, 8),

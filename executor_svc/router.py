@@ -8,16 +8,19 @@ from typing import IO, Protocol
 
 import zmq
 
+from executor_svc.unread_watch import UnreadWatch
+
 _HEARTBEAT_MS = 1000
 _HEARTBEAT_TIMEOUT_MS = 3000
 _HANDSHAKE_MS = 5000  # whoever connects and then says nothing is let go after that
 # Messages of one peer that wait to be read. max_message_bytes is the most of one part; a message may have many.
 _RECEIVE_QUEUE = 8
+_PARTS_AT_ONCE = 1000  # of a message that has many: there may be millions
 _SEND_QUEUE = 2048  # a tokenizer's chunks in one go, and results besides
 _LAST_WORDS_MS = 250
 # Plain numbers: flags are combined in Python, and slowly.
 _NOBLOCK = int(zmq.NOBLOCK)
-_RCVMORE = int(zmq.RCVMORE)
+_SRCFD = int(zmq.SRCFD)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
@@ -46,7 +49,10 @@ class Guard(Protocol):
 class Router:
     """Listens on one endpoint. Peers are known by the routing id that ZeroMQ gives each connection.
 
-    `guard` says who may come in; None lets everybody in. `ipc_mode` is what the file of an ipc endpoint may be used by.
+    `max_message_bytes` are of one part of a message; libzmq bounds their number by nothing. So a TCP connection is cut
+    that brings as many bytes as `max_unread_messages` of the largest, and no message is read of it. `guard` says who
+    may come in; None lets everybody in. `ipc_mode` is what the file of an ipc endpoint may be used by.
+
     Raises EndpointTaken.
     """
 
@@ -56,10 +62,12 @@ class Router:
         *,
         max_message_bytes: int,
         longest_wait_ms: int,
+        max_unread_messages: int = 3,
         guard: Guard | None = None,
         ipc_mode: int = 0o600,
     ) -> None:
         self._guard = guard
+        self._unfinished: bytes | None = None  # whose message, of many parts, is being left out
         self._lock = _lock_ipc_path(endpoint)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -75,6 +83,10 @@ class Router:
             zmq.HANDSHAKE_IVL: _HANDSHAKE_MS,
         }.items():
             self._socket.setsockopt(option, value)
+        # Peers at an ipc endpoint are this machine's, and the kernel does not count what they send.
+        self._watch = None
+        if endpoint.startswith("tcp://"):
+            self._watch = UnreadWatch(self._socket, max_unread_messages * max_message_bytes)
         try:
             if guard is not None:
                 guard.protect(self._context, self._socket)
@@ -83,6 +95,8 @@ class Router:
             self.close()
             raise
         self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        if self._watch is not None:
+            self._watch.start(int(self.endpoint.rpartition(":")[2]))
 
     def _bind(self, endpoint: str, ipc_mode: int) -> None:
         # The file must never be there with another mode, so it is made with this one.
@@ -99,15 +113,27 @@ class Router:
 
         Waits for one, if asked to, for longest_wait_ms; a signal does not cut that short.
         """
+        if self._unfinished is not None:
+            return self._leave_out(self._unfinished)
         try:
             peer = self._socket.recv(0 if wait else _NOBLOCK)
         except zmq.Again:
             return None
-        payload: bytes | None = self._socket.recv()  # what a peer sends has a frame at least
-        while self._socket.getsockopt(_RCVMORE):
-            self._socket.recv()
-            payload = None
-        return peer, payload
+        frame = self._socket.recv(copy=False)  # what a peer sends has a frame at least
+        if self._watch is not None:
+            self._watch.note_message(frame.get(_SRCFD))
+        if frame.more:
+            return self._leave_out(peer)
+        return peer, frame.bytes
+
+    def _leave_out(self, peer: bytes) -> tuple[bytes, None]:
+        """Some parts of this message; the others in the next calls, between which the loop goes on."""
+        for _ in range(_PARTS_AT_ONCE):
+            if not self._socket.recv(copy=False).more:
+                self._unfinished = None
+                return peer, None
+        self._unfinished = peer
+        return peer, None
 
     def send(self, peer: bytes, payload: bytes) -> Sent:
         # Decided by the first frame; large payloads are shared with ZeroMQ's thread instead of copied.
@@ -126,6 +152,8 @@ class Router:
         """Last words get a moment to leave; a peer that does not read cannot hold the process up for longer."""
         if self._guard is not None:
             self._guard.stop()
+        if self._watch is not None:
+            self._watch.stop()
         self._context.destroy(linger=_LAST_WORDS_MS)
         if self._lock is not None:
             lock = Path(self._lock.name)

@@ -4,7 +4,6 @@ A session's socket is never used for another: plans that still wait in it could 
 """
 
 import asyncio
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -17,25 +16,16 @@ from google.protobuf.message import DecodeError
 from paged.v1 import executor_pb2 as pb
 from scheduler_svc.core.plan import Lease, Plan
 from scheduler_svc.link.codec import MalformedMessage, decode_lease, encode_plan
+from scheduler_svc.link.connection import MAX_MESSAGE_BYTES, Connection
 from scheduler_svc.link.curve import CurveKeys
 
 PROTOCOL_VERSION = 1
-HEARTBEAT_MS = 1000
-HEARTBEAT_TIMEOUT_MS = 3000
-RECONNECT_MS = 100
-GOODBYE_MS = 200
-MAX_MESSAGE_BYTES = 1 << 28  # a lease takes four bytes a block
 TOKENIZER_TIMEOUT_S = 60.0
 # An executor says something several times a second to who waits for a lease, but nothing in a step or while it loads
 # its model. Who has waited in vain asks anew, so this may be short of that.
 ATTACH_SILENCE_S = 60.0
 MAX_EARLY_CHANGES = 16  # of a lease, between its coming and being followed: in one turn of the event loop
 MAX_RESULT_TIMEOUT_S = 3600.0  # whatever an executor says of its steps
-HANDSHAKE_FAILED = int(
-    zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-)
-READABLE = int(zmq.POLLIN)  # plain numbers: flags are combined in Python, and slowly
-NOBLOCK = int(zmq.NOBLOCK)
 MAX_REASON_CHARS = 500  # of what an executor says
 MESSAGES_IN_A_TURN = 2  # of the event loop
 
@@ -83,32 +73,16 @@ class ExecutorSession:
         self.on_result: Callable[[pb.StepResult], None] | None = None
         self._on_lease_change: Callable[[pb.LeaseChange], None] | None = None
         self._early_changes: list[pb.LeaseChange] = []
-        self._socket = context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
-        self._socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-        if options.keys is not None:
-            options.keys.guard(self._socket)
-        self._monitor = self._socket.get_monitor_socket(
-            zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | HANDSHAKE_FAILED
-        )
-        self._watching: asyncio.Task[None] | None = None
-        self._socket.setsockopt(zmq.IPV6, "[" in options.endpoint)
-        self._connect(options.endpoint)
-        # Straight on the sockets' descriptors: zmq.asyncio costs 80 µs a round trip more. A descriptor tells of what
-        # comes after its socket was last asked for its events, so both are asked after whatever may have hidden some.
-        self._loop.add_reader(self._socket.getsockopt(zmq.FD), self._read)
-        self._loop.add_reader(self._monitor.getsockopt(zmq.FD), self._check_connection)
-        self._check_connection()
-
-    def _connect(self, endpoint: str) -> None:
+        self._result_timeout_s = options.result_timeout_s
         try:
-            self._socket.connect(endpoint)
+            self._connection = Connection(context, options.endpoint, options.keys)
         except zmq.ZMQError as error:
-            self._close_sockets()
-            raise SessionLost(f"cannot connect to {endpoint}: {error}", refused=True) from error
+            raise SessionLost(f"cannot connect to {options.endpoint}: {error}", refused=True) from error
+        self._watching = asyncio.create_task(self._watch())
+        # Straight on the sockets' descriptors: zmq.asyncio costs 80 µs a round trip more.
+        self._loop.add_reader(self._connection.messages_descriptor, self._read)
+        self._loop.add_reader(self._connection.events_descriptor, self._check_connection)
+        self._check_connection()
 
     async def attach(self, attached_executors: Iterable[str] = ()) -> tuple[pb.Attached, Lease]:
         """Ask for a lease, and wait until there is one: however long for an executor to appear, and for one that says
@@ -131,7 +105,6 @@ class ExecutorSession:
             raise SessionLost(str(error), refused=True) from error
         five_steps_s = min(5 * attached.worst_step_ms / 1000, MAX_RESULT_TIMEOUT_S)
         self._result_timeout_s = max(self._options.result_timeout_s, five_steps_s)
-        self._watching = asyncio.create_task(self._watch_results())
         return attached, lease
 
     def follow_lease(self, on_change: Callable[[pb.LeaseChange], None]) -> None:
@@ -169,7 +142,7 @@ class ExecutorSession:
     def say_goodbye(self) -> None:
         """Tell the executor that the session is over, so that its lease is free at once. `close` must follow."""
         if not self.lost.done() and self._attached.done():
-            self._socket.setsockopt(zmq.LINGER, GOODBYE_MS)
+            self._connection.linger()
             self._send(pb.ToExecutor(detach=pb.Detach(session=self._session)).SerializeToString())
 
     def end(self, reason: str) -> None:
@@ -179,21 +152,15 @@ class ExecutorSession:
     def close(self) -> None:
         """End the session here: nothing is received any more."""
         self._lose(SessionLost("closed"))
-        if self._watching is not None:
-            self._watching.cancel()
-        self._loop.remove_reader(self._socket.getsockopt(zmq.FD))
-        self._loop.remove_reader(self._monitor.getsockopt(zmq.FD))
-        self._close_sockets()
-
-    def _close_sockets(self) -> None:
-        self._socket.disable_monitor()
-        self._monitor.close(0)
-        self._socket.close()
+        self._watching.cancel()
+        self._loop.remove_reader(self._connection.messages_descriptor)
+        self._loop.remove_reader(self._connection.events_descriptor)
+        self._connection.close()
 
     def _send(self, data: bytes) -> None:
         self._last_sent_at = time.monotonic()
         try:
-            self._socket.send(data, NOBLOCK)
+            self._connection.send(data)
         except zmq.Again:
             self._lose(SessionLost("the socket to the executor takes no more messages"))
         if not self._is_reading:
@@ -244,8 +211,8 @@ class ExecutorSession:
             if self.lost.done():
                 break
             try:
-                data = self._socket.recv(NOBLOCK)
-                self._heard_at = time.monotonic()
+                data = self._connection.receive()
+                self._note_heard()
                 self.last_message_bytes = len(data)
                 self._take(pb.ToScheduler.FromString(data))
             except zmq.Again:
@@ -256,6 +223,9 @@ class ExecutorSession:
                 log.exception("message_failed")
                 self._lose(SessionLost(f"{type(error).__name__} over a message from the executor"))
         return self.lost.done()
+
+    def _note_heard(self) -> None:
+        self._heard_at = time.monotonic()
 
     def _take(self, message: pb.ToScheduler) -> None:
         match message.WhichOneof("message"):
@@ -309,25 +279,17 @@ class ExecutorSession:
             self._bundle_data.clear()
 
     def _check_connection(self) -> None:
-        while self._monitor.getsockopt(zmq.EVENTS) & READABLE:
-            event = int.from_bytes(self._monitor.recv_multipart(NOBLOCK)[0][:2], sys.byteorder)
-            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._heard_at = time.monotonic()
-                continue
+        reason = self._connection.how_it_was_lost(self._note_heard)
+        if reason is not None:
             while not self._read_some():  # it may say over which step the executor was lost
                 pass
-            self._lose(SessionLost(self._how_it_was_lost(event)))
-            return
+            self._lose(SessionLost(reason))
 
-    def _how_it_was_lost(self, event: int) -> str:
-        if not event & HANDSHAKE_FAILED:
-            return "connection to the executor lost"
-        if self._options.keys is None:
-            return "the executor ended the handshake: it may want CURVE keys (--curve-key-file, --curve-executor-key)"
-        return "the executor ended the handshake: it may not allow our CURVE key, have another itself, or none"
-
-    async def _watch_results(self) -> None:
+    async def _watch(self) -> None:
         while True:
             await asyncio.sleep(min(0.25, self._result_timeout_s / 4))
             if self._sent_at and time.monotonic() - self._sent_at[0] > self._result_timeout_s:
                 self._lose(SessionLost(f"no result within {self._result_timeout_s:.1f} s"))
+            # All that may wait to be read is less: a tokenizer, a lease, results.
+            if self._connection.unread_bytes() > MAX_MESSAGE_BYTES:
+                self._lose(SessionLost(f"{MAX_MESSAGE_BYTES} bytes of the executor were no whole message"))

@@ -77,7 +77,7 @@ async def test_what_came_before_the_connection_was_lost_is_read_although_the_los
         router.send_multipart([peer, pb.ToScheduler(begun=begun).SerializeToString()])
         router.close(1000)
         # The loop has no turn before the connection is lost; to ask the socket itself would take the news from it.
-        assert select.select([session._monitor.getsockopt(zmq.FD)], [], [], 5)[0]
+        assert select.select([session._connection.events_descriptor], [], [], 5)[0]
         async with asyncio.timeout(5):
             await session.lost
         assert session.is_computed_alone

@@ -1,6 +1,7 @@
 """What a session takes of an executor has bounds: silence, and what comes before its time."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from scheduler_svc.link.session import MAX_EARLY_CHANGES, ExecutorSession, LinkO
 from tests.link.test_session import attached
 from tests.processes import free_port
 from tests.system.network import Clock
+from tests.zmtp import send_until_cut, shake_hands
 
 SILENCE_S = 0.2
 
@@ -112,3 +114,33 @@ async def test_changes_of_a_lease_that_nobody_follows_yet_are_kept_up_to_a_numbe
         for _ in range(MAX_EARLY_CHANGES + 1):
             attaching.say(lease_change=pb.LeaseChange(epoch=1, session=1))
         assert "16 changes of it are" in str(await session.lost)
+
+
+async def test_a_message_of_several_parts_ends_the_session(attaching: Attaching) -> None:
+    attaching.router.send_multipart([attaching.peer, attached().SerializeToString(), b""])
+    async with asyncio.timeout(20):
+        with pytest.raises(SessionLost, match="it has several parts"):
+            await attaching.task
+
+
+async def test_a_message_without_an_end_ends_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of it could be read before its end."""
+    monkeypatch.setattr(session_module, "MAX_MESSAGE_BYTES", 1 << 20)
+    context = zmq.Context()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        options = LinkOptions(f"tcp://127.0.0.1:{server.getsockname()[1]}", "s", result_timeout_s=60)
+        session = ExecutorSession(context, options)
+
+        def lie() -> None:
+            connection, _ = server.accept()
+            with connection:
+                shake_hands(connection, b"ROUTER")
+                send_until_cut(connection, bytes(1000))
+
+        lying = asyncio.create_task(asyncio.to_thread(lie))
+        async with asyncio.timeout(60):
+            with pytest.raises(SessionLost, match="1048576 bytes of the executor were no whole message"):
+                await session.attach()
+            session.close()
+            await lying
+    context.destroy(0)
