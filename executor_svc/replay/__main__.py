@@ -14,6 +14,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from executor_svc import logs
 from executor_svc.loaded import LoadedModel
 from executor_svc.model_loading import load_model
@@ -36,10 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     own, flags = parser.parse_known_args(arguments)
     try:
         header, entries = read_recording(own.file)
-        settings = _settings(header, flags)
+        settings = _settings(own.file, header, flags)
         model = load_model(settings, Ranks.of_environment({}))
         try:
-            summary = _replay(header, entries, model)
+            summary = _replay(own.file, header, entries, model)
         finally:
             model.close()
     except UnreadableRecording as error:
@@ -49,28 +51,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if summary["as_recorded"] else 1
 
 
-def _settings(header: recording_pb2.RecordingHeader, flags: list[str]) -> ExecutorSettings:
+def _settings(file: Path, header: recording_pb2.RecordingHeader, flags: list[str]) -> ExecutorSettings:
     facts = header.model
     if facts.architecture == "simulated" and not {"--simulate", "--model"} & set(flags):
         flags = ["--simulate", "--simulate-vocab-size", str(facts.vocab_size), *flags]
         flags += ["--simulate-max-model-len", str(facts.max_model_len)]
-        flags += ["--simulate-eos-id", str(facts.eos_token_ids[0])]
+        if facts.eos_token_ids:
+            flags += ["--simulate-eos-id", str(facts.eos_token_ids[0])]
     settings = parse(flags)
     max_rows = header.max_rows + SPARE_ROWS
-    return settings.model_copy(
-        update={
-            "block_size": facts.block_size,
-            "num_blocks": header.num_blocks,
-            "kv_memory": None,
-            "max_rows": max_rows,
-            "tokens_per_step": max(header.tokens_per_step, max_rows + 1),
-            "max_model_len": facts.max_model_len,
-        }
-    )
+    sizes = {
+        "block_size": facts.block_size,
+        "num_blocks": header.num_blocks,
+        "kv_memory": None,
+        "max_rows": max_rows,
+        "tokens_per_step": max(header.tokens_per_step, max_rows + 1),
+        "max_model_len": facts.max_model_len,
+    }
+    try:
+        return ExecutorSettings.model_validate({**settings.model_dump(), **sizes})
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(map(str, problem["loc"])) or "sizes"
+        raise UnreadableRecording(f"{file}: is damaged: {where} of its header: {problem['msg']}") from error
 
 
 def _replay(
-    header: recording_pb2.RecordingHeader, entries: Iterator[recording_pb2.RecordingEntry], model: LoadedModel
+    file: Path,
+    header: recording_pb2.RecordingHeader,
+    entries: Iterator[recording_pb2.RecordingEntry],
+    model: LoadedModel,
 ) -> dict[str, object]:
     facts, recorded = model.facts, header.model
     if (facts.vocab_size, facts.block_size) != (recorded.vocab_size, recorded.block_size):
@@ -85,11 +95,14 @@ def _replay(
         begin = time.perf_counter()
         try:
             played = player.play(entry)
+            if played is not None:
+                comparison.note(played, round(1e6 * (time.perf_counter() - begin)))
         except (RunnerFailed, PlanViolation) as failure:
             end = f"{failure.__cause__ or failure}"
             break
-        if played is not None:
-            comparison.note(played, round(1e6 * (time.perf_counter() - begin)))
+        except (ValueError, LookupError, OverflowError) as error:  # no recorder has written that
+            kind = entry.WhichOneof("entry") or "entry"
+            raise UnreadableRecording(f"{file}: is damaged: a {kind} cannot be played: {error!r}") from error
     at_fault = last is not None and _is_fault(last)
     return {
         "reason": header.reason,

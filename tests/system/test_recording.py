@@ -44,16 +44,17 @@ def settings(directory: Path, **more: object) -> ExecutorSettings:
 class Load:
     """Sequences of all kinds for a core, by chance: single ones, samples, beams; half of them begin like others."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, vocab_size: int = VOCAB_SIZE) -> None:
         self._chance = random.Random(seed)
-        self._stems = [[self._chance.randrange(VOCAB_SIZE) for _ in range(80)] for _ in range(3)]
+        self._vocab_size = vocab_size
+        self._stems = [[self._chance.randrange(vocab_size) for _ in range(80)] for _ in range(3)]
         self._num = 0
 
     def submit(self, link: Link) -> None:
         self._num += 1
         chance, name = self._chance, f"r{self._num}"
         stem = chance.choice(self._stems)[: chance.choice([0, 8, 30, 64])]
-        prompt = [MARKER, *stem, *(chance.randrange(VOCAB_SIZE) for _ in range(chance.randrange(1, 9)))]
+        prompt = [MARKER, *stem, *(chance.randrange(self._vocab_size) for _ in range(chance.randrange(1, 9)))]
         kind, length = chance.choice(["one", "one", "samples", "beams"]), chance.randrange(1, 40)
         if kind == "one":
             penalty = chance.choice([1.0, 1.0, 1.3])
