@@ -98,6 +98,21 @@ class BlockingClient:
     def flush_prefix_cache(self) -> int:
         return self._result(self._client.flush_prefix_cache())
 
+    def watch_prefix_cache(self) -> Iterator[control_pb2.WatchPrefixCacheResponse]:
+        """Ends where the iterator is closed, or let go; so does `watch`."""
+        return self._iterated(self._client.watch_prefix_cache)
+
+    def watch(
+        self, *, period_ms: int | None = None, max_requests: int | None = None
+    ) -> Iterator[control_pb2.WatchResponse]:
+        return self._iterated(lambda: self._client.watch(period_ms=period_ms, max_requests=max_requests))
+
+    def block_tables(self, request_id: str) -> control_pb2.GetBlockTablesResponse:
+        return self._result(self._client.block_tables(request_id))
+
+    def prefix_tree(self, executor: str = "", *, max_blocks: int | None = None) -> control_pb2.GetPrefixTreeResponse:
+        return self._result(self._client.prefix_tree(executor, max_blocks=max_blocks))
+
     @staticmethod
     async def _made(address: str, options: ClientOptions) -> Client:
         return Client(address, **options)

@@ -1,5 +1,6 @@
 """The client without an event loop, against a real server in a thread."""
 
+import inspect
 import threading
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
@@ -7,8 +8,9 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 import pytest
 
 from paged.blocking import BlockingClient
-from paged.client import InvalidRequestError, PagedClientError, UnavailableError
+from paged.client import Client, InvalidRequestError, NotFoundError, PagedClientError, UnavailableError
 from paged.retries import Retries
+from scheduler_svc.core.cache_events import STORED, Told
 from scheduler_svc.requests import Delta
 from tests.api.scripted_engine import ScriptedEngine, forever
 from tests.processes import wait_for
@@ -33,6 +35,27 @@ def test_all_else_is_asked_in_the_same_way(blocking: BlockingClient) -> None:
     assert [model.model for model in blocking.models()] == [blocking.model().model]
     assert blocking.load().executor_attached
     assert blocking.abort(["nobody"]) == []
+
+
+def test_what_is_watched_comes_until_the_loop_is_left(blocking: BlockingClient, engine: ScriptedEngine) -> None:
+    for _, seen in zip(range(2), blocking.watch(period_ms=100, max_requests=3), strict=False):
+        assert seen.num_requests == 0
+    engine.told = [("ipc://one", Told(4, [(STORED, b"a")])), ("ipc://two", Told(5, []))]
+    assert next(blocking.watch_prefix_cache()).executor == "ipc://one"
+    assert blocking.prefix_tree("ipc://one", max_blocks=3).executor == "ipc://one"
+    with pytest.raises(NotFoundError):
+        blocking.block_tables("nobody")
+
+
+def test_it_has_every_method_of_the_client_with_the_same_arguments() -> None:
+    def methods(client: type) -> dict[str, list[tuple[str, object]]]:
+        return {
+            name: [(each.name, each.default) for each in inspect.signature(method).parameters.values()]
+            for name, method in vars(client).items()
+            if inspect.isfunction(method) and not name.startswith("_")
+        }
+
+    assert methods(BlockingClient) == methods(Client)
 
 
 def test_errors_are_those_of_the_client(blocking: BlockingClient) -> None:
