@@ -293,7 +293,7 @@ class Engine:
         self._end(samples)
         samples.fail(RequestAborted("closed"))
         for answer in samples.answers:
-            answer.sequence.owner = None  # no cycle is left, so all of it is freed at once
+            answer.sequence.owner = answer.sequence.group = None  # no cycle is left, so all of it is freed at once
 
     def _end(self, samples: Samples) -> None:
         """Nothing of the request is left in the core."""

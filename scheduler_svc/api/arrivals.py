@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import grpc.aio
 
-from scheduler_svc.api.errors import abort, to_status
+from scheduler_svc.api.errors import abort, forget_frames_at_the_end, to_status
 from scheduler_svc.errors import DeadlineExceeded, PagedError, TooManyCalls
 
 
@@ -34,6 +34,9 @@ class Arrivals:
             self._note_late(arrival)
         try:
             message = await context.read()
+        except grpc.aio.AbortError as error:  # raised by another task at first
+            forget_frames_at_the_end(error)
+            raise
         finally:
             self._forget(arrival)
         return None if message is grpc.aio.EOF else message

@@ -15,7 +15,7 @@ from scheduler_svc.api.call_limits import AllCallLimits, CallLimits, OpenCallLim
 from scheduler_svc.api.errors import abort, internal_status, to_status
 from scheduler_svc.api.large_requests import LargeRequests
 from scheduler_svc.api.live_calls import LiveCalls
-from scheduler_svc.errors import FieldViolation, InvalidRequest, PagedError
+from scheduler_svc.errors import FieldViolation, InvalidRequest, PagedError, Unsupported
 
 Read = Callable[[bytes], Awaitable[Any]]  # of one request; raises InvalidRequest
 Limits = CallLimits | OpenCallLimits
@@ -153,7 +153,7 @@ async def _end(error: Exception, context: grpc.aio.ServicerContext, method: str)
     if isinstance(error, PagedError):
         await abort(context, to_status(error))
     if isinstance(error, NotImplementedError):  # what generated servicers raise for what they leave out
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this method is not served")
+        await abort(context, to_status(Unsupported("this method is not served")))
     reference = secrets.token_hex(6)
     log.error("call_failed", method=method, reference=reference, exc_info=error)
     await abort(context, internal_status(reference))

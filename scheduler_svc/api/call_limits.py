@@ -4,10 +4,10 @@ Calls of methods that are open to anybody are counted apart, each connection's b
 can use up what his own connections have, and nothing of what others have.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import grpc.aio
 
@@ -41,7 +41,7 @@ class CallLimits:
             found = f"{self._num_calls} calls are going on, and max_concurrent_calls is {self._max_calls}"
             raise QueueFull(found, RETRY_AFTER_S)
         self._num_calls += 1
-        _at_the_end(context, self._leave)
+        _at_the_end(self._leave)
 
     @contextmanager
     def holding(self, num_bytes: int) -> Iterator[None]:
@@ -73,7 +73,7 @@ class OpenCallLimits:
         if self._num_calls[peer] >= MAX_OPEN_CALLS_A_PEER:
             raise TooManyCalls(f"{MAX_OPEN_CALLS_A_PEER} calls of this connection ask for health already")
         self._num_calls[peer] += 1
-        _at_the_end(context, lambda: self._leave(peer))
+        _at_the_end(lambda: self._leave(peer))
 
     @contextmanager
     def holding(self, num_bytes: int) -> Iterator[None]:
@@ -99,6 +99,10 @@ class AllCallLimits:
         return self._open if method in OPEN_METHODS else self._known
 
 
-def _at_the_end(context: Any, callback: Callable[[], None]) -> None:
-    # Any: the published types of grpc.aio take no function here.
-    context.add_done_callback(lambda _context: callback())
+def _at_the_end(callback: Callable[[], None]) -> None:
+    """Of the call, once its last byte is gone: then the task ends in which gRPC handles it. The call's context would
+    keep a callback that keeps the context, and with it all of the call for the collector."""
+    task = asyncio.current_task()
+    if task is None:
+        raise RuntimeError("a call is handled by no task")
+    task.add_done_callback(lambda _task: callback())

@@ -1,6 +1,7 @@
 """How our exceptions look to a gRPC client: a status code, a message, and `google.rpc` details."""
 
 import asyncio
+import functools
 from typing import Any, NoReturn
 
 import grpc
@@ -69,11 +70,24 @@ async def abort(context: Any, status: status_pb2.Status) -> NoReturn:
     try:
         # Any: the published types of grpc.aio lack this method.
         await context.abort_with_status(rpc_status.to_status(status))
-    except grpc.aio.AbortError:
+    except grpc.aio.AbortError as error:
+        forget_frames_at_the_end(error)
         raise
     except grpc.aio.BaseError:
         raise asyncio.CancelledError("nobody is there to be told") from None
     raise AssertionError("abort_with_status returned")
+
+
+def forget_frames_at_the_end(error: grpc.aio.AbortError) -> None:
+    """Of the current task, in which the exception was raised. gRPC keeps it with the call, and the frames in its
+    traceback hold the call: unless it forgets them, all that the call had waits for the collector."""
+    task = asyncio.current_task()
+    if task is not None:
+        task.add_done_callback(functools.partial(_forget_frames, error))
+
+
+def _forget_frames(error: BaseException, _task: object) -> None:
+    error.__traceback__ = error.__context__ = None
 
 
 def _bad_request(error: errors.InvalidRequest) -> error_details_pb2.BadRequest:

@@ -9,6 +9,9 @@ import asyncio
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from scheduler_svc.api.errors import abort, to_status
+from scheduler_svc.errors import NotThere
+
 _Status = health_pb2.HealthCheckResponse
 
 
@@ -37,7 +40,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
     ) -> health_pb2.HealthCheckResponse:
         status = self._statuses.get(request.service)
         if status is None:
-            await context.abort(grpc.StatusCode.NOT_FOUND, "no such service")
+            await abort(context, to_status(NotThere("no such service")))
         return _Status(status=status)
 
     async def List(
