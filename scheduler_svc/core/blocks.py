@@ -31,7 +31,10 @@ class BlockPool:
         self._blank: list[int] = []
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._on_evict = on_evict
-        self._keep: set[int] = set()
+        self._keep = bytearray()  # by block: whether it holds a published prefix
+        # One number object for each block. What a table says of it is another one each time, among the objects of all
+        # that happens then; kept for as long as the block is cached, it would keep their page.
+        self._ids: list[int] = []
         self._leased: set[int] = set()
         self.num_freed = 0  # times that a block has become free
         self.ref_count: list[int] = []
@@ -73,12 +76,18 @@ class BlockPool:
         """These blocks are leased, too, and blank. Raises ValueError if one is leased already."""
         if len(set(blocks)) != len(blocks) or not self._leased.isdisjoint(blocks):
             raise ValueError(f"a block of these {len(blocks)} is there twice, or leased already")
-        self._leased.update(blocks)
-        self._blank[:0] = reversed(
-            blocks
-        )  # popped from the end: the first of them first, and those before even earlier
-        self.ref_count.extend([0] * (max(blocks, default=0) + 1 - len(self.ref_count)))
+        num_new = max(blocks, default=0) + 1 - len(self.ref_count)
+        self._ids.extend(range(len(self._ids), len(self._ids) + num_new))
+        self.ref_count.extend([0] * num_new)
+        self._keep.extend(bytes(max(num_new, 0)))
+        own = [self._ids[block] for block in blocks]
+        self._leased.update(own)
+        self._blank[:0] = reversed(own)  # popped from the end: the first of them first, and those before even earlier
         self.num_freed += len(blocks)
+
+    def own(self, block: int) -> int:
+        """The same number, as the object that may be kept."""
+        return self._ids[block]
 
     def take_back(self, count: int) -> list[int]:
         """So many free blocks are leased no more, blank ones first. Raises OutOfBlocks."""
@@ -107,21 +116,21 @@ class BlockPool:
             self.ref_count[block] = count
             if count == 0:
                 self.num_freed += 1
-                if block in self._keep:
-                    self._cached[block] = None
+                if self._keep[block]:
+                    self._cached[self._ids[block]] = None
                 else:
-                    self._blank.append(block)
+                    self._blank.append(self._ids[block])
 
     def keep(self, block: int) -> None:
         """This used block holds a published prefix: when nobody uses it any more it becomes cached, not blank."""
-        self._keep.add(block)
+        self._keep[block] = True
 
     def drop(self, block: int) -> None:
         """Undo `keep`: the block's content is worth nothing."""
-        self._keep.discard(block)
+        self._keep[block] = False
         if block in self._cached:
             del self._cached[block]
-            self._blank.append(block)
+            self._blank.append(self._ids[block])
 
     def _take(self, count: int) -> list[int]:
         if count > self.num_free:
@@ -130,6 +139,6 @@ class BlockPool:
 
     def _evict(self) -> int:
         block, _ = self._cached.popitem(last=False)
-        self._keep.discard(block)
+        self._keep[block] = False
         self._on_evict(block)
         return block

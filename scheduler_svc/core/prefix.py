@@ -85,6 +85,7 @@ class PrefixCache:
         """From now on this full, used block is found by its hash; unless another block is already. `parent` is the hash
         of the block that it continues, empty for a first one."""
         if digest not in self._block_of and block not in self._hash_of:
+            block = self.pool.own(block)
             self._block_of[digest] = block
             self._hash_of[block] = digest
             self._parent_of[block] = parent
