@@ -8,7 +8,7 @@ from scheduler_svc.errors import DeadlineExceeded, PagedError, RequestAborted, R
 from scheduler_svc.preface import Preface
 from scheduler_svc.reader import Reader
 from scheduler_svc.requests import Delta, Finish, Usage
-from scheduler_svc.text.grammars import Matcher
+from scheduler_svc.text.grammars import Grammar, Matcher
 from scheduler_svc.text.text_stream import TextStream
 
 Outcome = Literal["finished", "cancelled", "failed"]
@@ -94,12 +94,19 @@ class Answer:
         return len(sequence.token_ids) - sequence.num_prompt - self._num_taken > max_tokens
 
     def follow_grammar(self) -> bytes | None:
-        """The mask for its next token; None where its grammar allows none. Raises GrammarStuck."""
+        """The mask for its next token; None where its grammar allows none. Raises GrammarStuck, NotAllowed."""
         if self.matcher is None:
             raise RuntimeError(f"{self.sequence.request_id}: an answer without a grammar needs no mask")
         new_ids = self.sequence.token_ids[self.sequence.num_prompt + self._num_followed :]
         self._num_followed += len(new_ids)
         return self.matcher.follow(new_ids)
+
+    @property
+    def grammar(self) -> Grammar:
+        """Of an answer that has one."""
+        if self.matcher is None:
+            raise RuntimeError(f"{self.sequence.request_id}: an answer without a grammar")
+        return self.matcher.grammar
 
     @property
     def is_over(self) -> bool:

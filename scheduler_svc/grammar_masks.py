@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable
 from scheduler_svc.answer import Answer
 from scheduler_svc.core.scheduler import scheduler_of
 from scheduler_svc.core.sequence import Sequence, State
+from scheduler_svc.core.token_rules import NO_RULES
 from scheduler_svc.errors import FieldViolation, InvalidRequest, PagedError, RequestFailed
 from scheduler_svc.text.grammar_check import GrammarCheck, to_its_end
-from scheduler_svc.text.grammars import Grammar, Grammars, GrammarStuck, Matcher, UnusableGrammar
+from scheduler_svc.text.grammars import Grammar, Grammars, GrammarStuck, Matcher, NotAllowed, UnusableGrammar
 
 MAX_LINE = 300  # letters that are told of a complaint
 _REASON = "error: "
@@ -46,6 +47,7 @@ class GrammarMasks:
             matcher, mask = await asyncio.to_thread(_begun, grammars, grammar, ends)
         except (UnusableGrammar, GrammarStuck) as error:
             raise _refused(grammar, str(error)) from error
+        _check_rules(answers[0].sequence, grammar, mask)
         self._has_any = True
         for answer in answers:
             answer.matcher = matcher.copy()
@@ -94,13 +96,17 @@ class GrammarMasks:
         answer: Answer = sequence.owner
         try:
             mask = answer.follow_grammar()
+            if mask is None:
+                scheduler_of(sequence).complete(sequence)
+            else:
+                _check_rules(sequence, answer.grammar, mask)
+                scheduler_of(sequence).allow(sequence, mask)
         except GrammarStuck as error:
-            self._fail(sequence, RequestFailed(f"the grammar leads no further: {_one_line(str(error))}"))
-            return
-        if mask is None:
-            scheduler_of(sequence).complete(sequence)
-        else:
-            scheduler_of(sequence).allow(sequence, mask)
+            self._fail(sequence, _refused(answer.grammar, f"leads no further: {error}"))
+        except InvalidRequest as error:
+            self._fail(sequence, error)
+        except NotAllowed as error:
+            self._fail(sequence, RequestFailed(f"a token was drawn that was not allowed: {_one_line(str(error))}"))
 
 
 def _begun(grammars: Grammars, grammar: Grammar, end_token_ids: tuple[int, ...]) -> tuple[Matcher, bytes]:
@@ -110,6 +116,17 @@ def _begun(grammars: Grammars, grammar: Grammar, end_token_ids: tuple[int, ...])
     if mask is None:
         raise UnusableGrammar("it allows nothing but the empty text")
     return matcher, mask
+
+
+def _check_rules(sequence: Sequence, grammar: Grammar, mask: bytes) -> None:
+    """Raises InvalidRequest where rules about single tokens leave nothing of what the grammar allows next."""
+    rules, num_output = sequence.sampling.rules, sequence.num_output
+    if rules == NO_RULES:
+        return
+    held_back = sequence.end_token_ids if num_output < sequence.sampling.min_tokens else ()
+    if not rules.leave_any_of(mask, sequence.token_ids, held_back):
+        found = f"after {num_output} tokens of output it allows none that the request's rules about tokens leave"
+        raise _refused(grammar, f"{found}: allowed_token_ids, bad_words, bad_token_sequences, min_tokens")
 
 
 def _refused(grammar: Grammar, problem: str) -> InvalidRequest:

@@ -37,26 +37,35 @@ class GrammarStuck(Exception):
     """No token can follow, or to find out which has become too complex."""
 
 
+class NotAllowed(Exception):
+    """A token was drawn that no mask had allowed."""
+
+
 class Matcher:
     """One answer's place in its grammar. Made by `Grammars.matcher`."""
 
     def __init__(
-        self, matcher: "llguidance.LLMatcher", text_ids: NDArray[np.uint8], end_ids: NDArray[np.uint8]
+        self,
+        grammar: Grammar,
+        matcher: "llguidance.LLMatcher",
+        text_ids: NDArray[np.uint8],
+        end_ids: NDArray[np.uint8],
     ) -> None:
+        self.grammar = grammar
         self._matcher = matcher
         self._text_ids, self._end_ids = text_ids, end_ids
 
     def copy(self) -> "Matcher":
         """Another one at the same place."""
-        return Matcher(self._matcher.deep_copy(), self._text_ids, self._end_ids)
+        return Matcher(self.grammar, self._matcher.deep_copy(), self._text_ids, self._end_ids)
 
     def follow(self, ids: Sequence[int]) -> bytes | None:
         """Go on by these tokens; the mask of what may come next, as in `StepPlan.masks`, or None where nothing may.
 
-        Raises GrammarStuck.
+        Raises GrammarStuck, NotAllowed.
         """
         if ids and not self._matcher.consume_tokens(list(ids)):
-            raise GrammarStuck(self._matcher.get_error())
+            raise NotAllowed(self._matcher.get_error())
         mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)[: len(self._text_ids)] & self._text_ids
         if self._matcher.is_error():
             raise GrammarStuck(self._matcher.get_error())
@@ -125,7 +134,7 @@ class Grammars:
         compiled = compiled or self._compile(grammar)
         self._keep(grammar, compiled)
         ends = self._bits(end_token_ids)
-        return Matcher(compiled.deep_copy(), self._text_ids & ~ends, ends)
+        return Matcher(grammar, compiled.deep_copy(), self._text_ids & ~ends, ends)
 
     def _keep(self, grammar: Grammar, compiled: "llguidance.LLMatcher") -> None:
         with self._lock:

@@ -207,7 +207,33 @@ async def test_a_token_that_no_mask_allowed_ends_its_request_alone(system: Syste
     async with Client(system.address) as client:
         await ready(client)
         beside = asyncio.ensure_future(answer(client, plain))
-        with pytest.raises(ServerError, match="grammar leads no further"):
+        with pytest.raises(ServerError, match="not allowed"):
             await client.complete(prompt, regex="[ab]+", max_tokens=10)
         assert await beside == plain.expected()
         assert (await idle_load(client)).failed_requests == 1
+
+
+async def test_a_grammar_of_which_rules_about_tokens_leave_nothing_is_the_requests_fault_wherever_it_shows(
+    system: System,
+) -> None:
+    a, b, z = ord("a"), ord("b"), ord("z")
+    one = {"choice": ["a", "b"]}
+    system.start()
+    async with Client(system.address) as client:
+        await ready(client)
+        for options, num_tokens in (
+            ({"regex": "[ab]+", "allowed_token_ids": [z]}, 0),
+            ({**one, "bad_token_sequences": [[a], [b]]}, 0),
+            ({**one, "bad_token_sequences": [[300, a], [301, 300, b]]}, 0),  # after the prompt
+            ({"regex": "zab", "allowed_token_ids": [z, a]}, 2),
+            ({"regex": "za?", "allowed_token_ids": [z, EOS_ID], "min_tokens": 9}, 1),
+        ):
+            with pytest.raises(InvalidRequestError) as refused:
+                await client.complete([301, 300], max_tokens=9, **options)
+            (violation,) = refused.value.violations
+            assert violation.field.startswith("grammar.")
+            assert f"after {num_tokens} tokens of output" in violation.description
+        done = await client.complete([301, 300], max_tokens=9, **one, bad_token_sequences=[[300, a], [300, 300, b]])
+        assert done.text == "b"
+        load = await idle_load(client)
+        assert (load.not_finite_sequences, load.failed_requests, load.finished_requests) == (0, 2, 1)

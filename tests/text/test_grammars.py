@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from scheduler_svc.text import grammars as grammars_module
-from scheduler_svc.text.grammars import Grammar, Grammars, GrammarStuck, Matcher, UnusableGrammar
+from scheduler_svc.text.grammars import Grammar, Grammars, GrammarStuck, Matcher, NotAllowed, UnusableGrammar
 from scheduler_svc.text.text_stream import TextStream
 from scheduler_svc.text.tokenizer import Tokenizer
 from tests.text import models
@@ -172,7 +172,7 @@ def test_a_kept_grammar_is_found_and_used_while_another_is_compiled(tokenizer):
 
 def test_a_token_that_the_grammar_does_not_allow_is_told(tokenizer, grammars):
     matcher = grammars.matcher(Grammar("choice", ("fox",)), [END])
-    with pytest.raises(GrammarStuck):
+    with pytest.raises(NotAllowed):
         matcher.follow(tokenizer._library.encode("dog", add_special_tokens=False).ids)
 
 
