@@ -38,6 +38,7 @@ from scheduler_svc.expiries import Expiries
 from scheduler_svc.feasibility import check_in_time
 from scheduler_svc.fleet import Fleet
 from scheduler_svc.grammar_masks import GrammarMasks
+from scheduler_svc.high_water import HighWater
 from scheduler_svc.loads import load_of
 from scheduler_svc.opening import open_request
 from scheduler_svc.request_times import RequestTimes
@@ -74,6 +75,7 @@ class Engine:
         self.tenants = tenants_of(settings)
         self.fleet = Fleet(settings, discovery or Discovery(settings.executor_endpoints), self, self.tenants)
         self._drain_rate = DrainRate()
+        self._high_water = HighWater()
         limits = BacklogLimits(settings.max_waiting_requests, settings.max_waiting_tokens)
         self._backlog = Backlog(limits, self.tenants, self.fleet.accounts, self._drain_rate, self._num_queued)
         self._expiries = Expiries()
@@ -309,6 +311,7 @@ class Engine:
         for model in self.fleet.models:
             model.note_admissions(now)
         self._end_waits(now)
+        self._high_water.note(len(self._requests))
 
     def on_plan(self) -> None:
         now = asyncio.get_running_loop().time()

@@ -32,8 +32,12 @@ async def memory_mb(num_streams: int = STREAMS, num_tokens: int = TOKENS) -> dic
         async with Client(system.addresses[0]) as client:
             while (await client.load()).used_blocks:
                 await asyncio.sleep(POLL_S)
+            await asyncio.sleep(SETTLE_S)
+            after = _resident_mb(pid)
+            num_cached = await client.flush_prefix_cache()
         await asyncio.sleep(SETTLE_S)
-        return {"start_mb": start, "most_mb": most, "after_mb": _resident_mb(pid)}
+        found = {"start_mb": start, "most_mb": most, "after_mb": after, "without_cache_mb": _resident_mb(pid)}
+        return {**found, "cached_blocks": num_cached}
 
 
 async def _read_all(load: Load) -> None:

@@ -13,6 +13,11 @@ def release_unused_memory() -> None:
     """
     gc.collect()
     gc.freeze()  # what is left stays, and no later collection has to look at it again
+    give_back_freed_pages()
+
+
+def give_back_freed_pages() -> None:
+    """Those that the C library keeps for itself, in the midst of others, too. From any thread."""
     if sys.platform != "linux":
         return
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
