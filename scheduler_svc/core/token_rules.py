@@ -26,11 +26,12 @@ class TokenRules:
             if len(begin) <= len(token_ids) and begin == token_ids[len(token_ids) - len(begin) :]:
                 never.add(last)
         if self.allowed_ids:
-            return any(_allows(mask, token) and token not in never for token in self.allowed_ids)
-        return int.from_bytes(mask).bit_count() > sum(_allows(mask, token) for token in never)
+            return any(allows(mask, token) and token not in never for token in self.allowed_ids)
+        return int.from_bytes(mask).bit_count() > sum(allows(mask, token) for token in never)
 
 
-def _allows(mask: bytes, token: int) -> bool:
+def allows(mask: bytes, token: int) -> bool:
+    """Whether the token is one of the mask's."""
     return bool(mask[token >> 3] >> (token & 7) & 1)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduler_svc.core.token_rules import allows
 from scheduler_svc.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -54,10 +55,13 @@ class Matcher:
         self.grammar = grammar
         self._matcher = matcher
         self._text_ids, self._end_ids = text_ids, end_ids
+        self._mask = b""  # the last one
 
     def copy(self) -> "Matcher":
         """Another one at the same place."""
-        return Matcher(self.grammar, self._matcher.deep_copy(), self._text_ids, self._end_ids)
+        copied = Matcher(self.grammar, self._matcher.deep_copy(), self._text_ids, self._end_ids)
+        copied._mask = self._mask
+        return copied
 
     def follow(self, ids: Sequence[int]) -> bytes | None:
         """Go on by these tokens; the mask of what may come next, as in `StepPlan.masks`, or None where nothing may.
@@ -65,7 +69,9 @@ class Matcher:
         Raises GrammarStuck, NotAllowed.
         """
         if ids and not self._matcher.consume_tokens(list(ids)):
-            raise NotAllowed(self._matcher.get_error())
+            # Of text that the model has no token for the library may allow what it does not take.
+            was_allowed = len(ids) == 1 and ids[0] < 8 * len(self._mask) and allows(self._mask, ids[0])
+            raise (GrammarStuck if was_allowed else NotAllowed)(self._matcher.get_error())
         mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)[: len(self._text_ids)] & self._text_ids
         if self._matcher.is_error():
             raise GrammarStuck(self._matcher.get_error())
@@ -74,7 +80,8 @@ class Matcher:
             if accepting:
                 return None
             raise GrammarStuck("no token of the model can follow")
-        return (mask | self._end_ids if accepting else mask).tobytes()
+        self._mask = (mask | self._end_ids if accepting else mask).tobytes()
+        return self._mask
 
 
 class _Vocabulary:
