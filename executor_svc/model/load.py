@@ -182,7 +182,7 @@ def _products(model: PreTrainedModel, kernels: Backend, settings: ExecutorSettin
         products = fused.Products(kernels.level, int8=settings.int8_weights)
     if settings.int8_weights and (products is None or not products.are_native(model.dtype)):
         raise ModelRefused(
-            f"int8_weights is set, which takes a model in bfloat16, a CPU that multiplies that (the kernels are "
+            f"int8_weights is set, which takes a model in bfloat16, native kernels of a CPU (the kernels are "
             f"{kernels.name}, the model is in {model.dtype}), and fused_modules; unset it"
         )
     return products

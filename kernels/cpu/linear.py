@@ -1,8 +1,8 @@
 """Linear layers, gated pairs of them, and the greedy output head over packed weights.
 
 A weight is packed once, from all that it merges, and its original can then be let go. Products take bf16 rows, add up
-in fp32, and round once, after bias, activation and residual. They are native where the level's instructions multiply
-bf16 (`is_native`); elsewhere torch's own linear is the better one.
+in fp32, and round once, after bias, activation and residual. Levels whose instructions multiply bf16 use those; the
+others widen weights to fp32 on their way through the registers.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ class PackedWeight:
 def is_native(level: str | None, dtype: torch.dtype) -> bool:
     """Whether `level` (None: this CPU's best) has products for weights and activations of `dtype`."""
     try:
-        return dtype == torch.bfloat16 and hasattr(ops(level), "linear")
+        return dtype == torch.bfloat16 and ops(level) is not None
     except BuildError:
         return False
 
@@ -66,8 +66,6 @@ def pack_gated(gate: torch.Tensor, up: torch.Tensor, *, int8: bool = False, leve
 
 def _packed(weights: Sequence[torch.Tensor], *, gated: bool, int8: bool, level: str | None) -> PackedWeight:
     native = ops(level)
-    if not hasattr(native, "linear"):
-        raise KernelInputError(f"level: {level or 'the best of this CPU'} has no products of packed weights")
     scales = sums = None
     if int8:
         panels, scales, sums = native.pack_int8(weights, gated)

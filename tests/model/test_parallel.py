@@ -93,7 +93,7 @@ def test_families_are_served_as_by_one_process(cpu_kernels: str, tmp_path: Path)
     )
 
 
-@pytest.mark.skipif(not is_native(LEVELS[0], torch.bfloat16), reason="this CPU multiplies no bf16")
+@pytest.mark.skipif(not is_native(LEVELS[0], torch.bfloat16), reason="no native kernels for this CPU")
 def test_a_model_in_8_bits_is_served_as_by_one_process(tmp_path: Path) -> None:
     config = tiny_config("llama", SERVED["llama"] | WIDE)
     serve_in_two_processes([("int8", save_model(tmp_path / "wide", config))])

@@ -15,7 +15,9 @@ from tests.model.driver import Driver, Sequence, row_sampling
 GPU = torch.device("cuda", 0)
 
 
-@pytest.mark.skipif(not linear.is_native((*supported(), None)[0], torch.bfloat16), reason="this CPU multiplies no bf16")
+@pytest.mark.skipif(
+    not linear.is_native((*supported(), None)[0], torch.bfloat16), reason="no native kernels for this CPU"
+)
 def test_the_last_mlp_is_for_tokens_that_somebody_samples_from(tiny_directories, monkeypatch):
     driver = Driver(Model(tiny_directories["llama"], torch.bfloat16).loaded, 2)
     num_tokens, own = [], linear.gated

@@ -8,23 +8,17 @@
 #include <utility>
 
 #include "panels.h"
+#include "piece.h"
 #include "product.h"
 
 namespace paged {
 
-// One call: up to kDotRows rows times a piece of one panel.
-struct Piece {
-  const char* rows;  // the first row, at the piece's first step
-  int64_t stride;    // bytes from row to row
-  const char* panel;
-  int64_t steps;     // a multiple of kStepsRound
-  float* sums;       // [rows][32]
-  bool add;          // to what is in sums; otherwise they are overwritten
-  const char* prefetch;  // what will be read next
-  int64_t lines;         // of 64 bytes, to be prefetched with every 4 steps
-};
+// The kernel of CPUs that multiply bf16: dot products of steps as they are packed.
 
-constexpr int kDotRows = 12;
+constexpr int kVectorRows = 12;
+
+// A piece goes past in the second cache.
+constexpr int64_t vector_piece_steps(int64_t) { return 2048; }
 
 template <Arithmetic A>
 struct Dot;
@@ -114,10 +108,10 @@ constexpr std::array<void (*)(const Piece&), sizeof...(M)> dot_table(std::intege
   return {dot_rows<A, M + 1, dot_sums(M + 1)>...};
 }
 
-// `num_rows` from 1 to kDotRows.
+// `num_rows` from 1 to kVectorRows.
 template <Arithmetic A>
-void dot_product(const Piece& piece, int64_t num_rows) {
-  static constexpr auto kTable = dot_table<A>(std::make_integer_sequence<int, kDotRows>{});
+void vector_product(const Piece& piece, int64_t num_rows) {
+  static constexpr auto kTable = dot_table<A>(std::make_integer_sequence<int, kVectorRows>{});
   kTable[num_rows - 1](piece);
 }
 

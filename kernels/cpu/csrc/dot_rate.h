@@ -1,11 +1,15 @@
 #pragma once
 
-// The yardstick of what multiplies: dot products of bf16 on registers alone, by the same threads that the kernels use.
+// The yardstick of what multiplies: products on registers alone, of bf16 where the level has them and else of fp32, by
+// the same threads that the kernels use.
+#if defined(PAGED_BF16_DOT)
 #include <immintrin.h>
+#endif
 
 #include <cstdint>
 
 #include "parallel.h"
+#include "simd.h"
 
 #if defined(PAGED_TILES)
 #include "tiles.h"
@@ -29,7 +33,7 @@ inline void dots(int64_t rounds) {
   }
 }
 
-#else
+#elif defined(PAGED_BF16_DOT)
 
 constexpr int kRoundSums = 16;
 constexpr int64_t kRoundFlops = kRoundSums * 2 * 32;
@@ -46,6 +50,31 @@ inline void dots(int64_t rounds) {
   }
 #pragma GCC unroll 16
   for (int s = 0; s < kRoundSums; ++s) asm volatile("" ::"v"(sums[s]));
+}
+
+#else
+
+constexpr int kRoundSums = 12;
+constexpr int64_t kRoundFlops = kRoundSums * 2 * kLanes;
+
+inline void dots(int64_t rounds) {
+  typedef float Numbers __attribute__((vector_size(4 * kLanes)));
+#if defined(__x86_64__)
+#define PAGED_IN_A_REGISTER "+x"
+#else
+#define PAGED_IN_A_REGISTER "+w"
+#endif
+  Numbers sums[kRoundSums] = {}, ones = Numbers{} + 1.0f;
+#pragma GCC unroll 16
+  for (int s = 0; s < kRoundSums; ++s) asm volatile("" : PAGED_IN_A_REGISTER(sums[s]));  // as above
+  for (int64_t i = 0; i < rounds; ++i) {
+    asm volatile("" : PAGED_IN_A_REGISTER(ones));
+#pragma GCC unroll 16
+    for (int s = 0; s < kRoundSums; ++s) sums[s] += ones * ones;
+  }
+#pragma GCC unroll 16
+  for (int s = 0; s < kRoundSums; ++s) asm volatile("" : PAGED_IN_A_REGISTER(sums[s]));
+#undef PAGED_IN_A_REGISTER
 }
 
 #endif

@@ -5,16 +5,13 @@
 #include "attention.h"
 #include "bandwidth.h"
 #include "copy.h"
-#include "large_pages.h"
-#include "norm.h"
-#include "write.h"
-
-#if defined(PAGED_BF16_DOT)
 #include "dot_rate.h"
+#include "large_pages.h"
 #include "linear.h"
 #include "linear_argmax.h"
+#include "norm.h"
 #include "pack.h"
-#endif
+#include "write.h"
 
 namespace paged {
 
@@ -43,7 +40,6 @@ TORCH_LIBRARY(PAGED_LIBRARY, m) {
   m.def("add_layer_norm(Tensor x, Tensor residual, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor)",
         &norms::add_layer_norm);
   m.def("read_bandwidth_probe(Tensor tensor) -> int", &read_bandwidth_probe);
-#if defined(PAGED_BF16_DOT)
   m.def("pack(Tensor[] weights, bool gated) -> Tensor", &pack);
   m.def("pack_int8(Tensor[] weights, bool gated) -> (Tensor, Tensor, Tensor)", &pack_int8);
   m.def("unpack_rows(Tensor panels, Tensor? scales, Tensor ids, int outputs, int inputs) -> Tensor", &unpack_rows);
@@ -58,7 +54,6 @@ TORCH_LIBRARY(PAGED_LIBRARY, m) {
       "float? soft_cap) -> (Tensor, Tensor)",
       &linear_argmax);
   m.def("dot_rate_probe(int rounds) -> int", &dot_rate_probe);
-#endif
 }
 
 }  // namespace paged

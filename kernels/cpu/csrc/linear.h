@@ -35,26 +35,24 @@ class LinearEpilogue final : public Epilogue {
   void take(const Tile& tile) const override {
     rows_.dequantize(weight_, tile);
     const int64_t output = tile.panel * kPanel;
-    const __mmask16 left = first_lanes(out_.size - output), right = first_lanes(out_.size - output - kLane);
-    const __m512 left_bias = bias ? load_bf16(bias + output, left) : _mm512_setzero_ps();
-    const __m512 right_bias = bias ? load_bf16(bias + output + kLane, right) : _mm512_setzero_ps();
+    const Lanes left = first_lanes(out_.size - output), right = first_lanes(out_.size - output - kLane);
+    const Floats left_bias = bias ? load_bf16(bias + output, left) : Floats{};
+    const Floats right_bias = bias ? load_bf16(bias + output + kLane, right) : Floats{};
     for (int64_t r = 0; r < tile.num_rows; ++r) {
       const float* sums = tile.sums + r * kPanel;
       const int64_t row = tile.first_row + r;
-      __m512 low = _mm512_add_ps(_mm512_loadu_ps(sums), left_bias);
-      __m512 high = _mm512_add_ps(_mm512_loadu_ps(sums + kLane), right_bias);
+      Floats low = load_floats(sums) + left_bias;
+      Floats high = load_floats(sums + kLane) + right_bias;
       if (activation != Activation::none) {
         low = activated(activation, low);
         high = activated(activation, high);
       }
       if (residual) {
         const c10::BFloat16* from = residual + row * residual_stride + output;
-        low = _mm512_add_ps(low, load_bf16(from, left));
-        high = _mm512_add_ps(high, load_bf16(from + kLane, right));
+        low += load_bf16(from, left);
+        high += load_bf16(from + kLane, right);
       }
-      // One store for what is one line: with two, the line would be asked for twice.
-      const __mmask32 lanes = left | __mmask32{right} << kLane;
-      _mm512_mask_storeu_epi16(out_.data + row * out_.stride + output, lanes, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+      store_bf16(out_.data + row * out_.stride + output, left, right, low, high);
     }
   }
 
@@ -83,11 +81,10 @@ class GatedEpilogue final : public Epilogue {
   void take(const Tile& tile) const override {
     rows_.dequantize(weight_, tile);
     const int64_t output = tile.panel * kLane;
-    const __mmask16 lanes = first_lanes(out_.size - output);
+    const Lanes lanes = first_lanes(out_.size - output);
     for (int64_t r = 0; r < tile.num_rows; ++r) {
       const float* sums = tile.sums + r * kPanel;
-      const Vector gate = activated(activation_, Vector(_mm512_loadu_ps(sums)));
-      const __m512 value = _mm512_mul_ps(gate, _mm512_loadu_ps(sums + kLane));
+      const Floats value = activated(activation_, load_floats(sums)) * load_floats(sums + kLane);
       store_bf16(out_.data + (tile.first_row + r) * out_.stride + output, lanes, value);
     }
   }
@@ -111,10 +108,10 @@ class SumsEpilogue final : public Epilogue {
     rows_.dequantize(weight_, tile);
     for (int64_t lane = 0; lane < kPanel; lane += kLane) {
       const int64_t output = tile.panel * kPanel + lane;
-      const __mmask16 lanes = first_lanes(size_ - output);
+      const Lanes lanes = first_lanes(size_ - output);
       for (int64_t r = 0; r < tile.num_rows; ++r) {
         float* to = out_ + (tile.first_row + r) * size_ + output;
-        _mm512_mask_storeu_ps(to, lanes, _mm512_loadu_ps(tile.sums + r * kPanel + lane));
+        store_floats(to, lanes, load_floats(tile.sums + r * kPanel + lane));
       }
     }
   }

@@ -32,7 +32,7 @@ struct Best {
 };
 
 // Outputs come in rising order, so the first of equal ones stays.
-inline void take_better(Best& best, __mmask16 better, const float* logits, int64_t first_id, float cap) {
+inline void take_better(Best& best, Lanes better, const float* logits, int64_t first_id, float cap) {
   for (; better; better &= better - 1) {
     const int lane = __builtin_ctz(better);
     if (!(logits[lane] > best.logit)) continue;
@@ -55,21 +55,19 @@ class ArgmaxEpilogue final : public Epilogue {
   void expect(const Tile&) const override {}
 
   void take(const Tile& tile) const override {
-    constexpr int kNotFinite = 0x01 | 0x08 | 0x10 | 0x80;  // NaN of both kinds and infinity of both signs
     rows_.dequantize(weight_, tile);
     Best* best = best_ + tile.worker * rows_.rows().count + tile.first_row;
     for (int64_t lane = 0; lane < kPanel; lane += kLane) {
       const int64_t output = tile.panel * kPanel + lane;
-      const __mmask16 lanes = first_lanes(outputs_ - output);
-      const __m512 shift = bias_ ? load_bf16(bias_ + output, lanes) : _mm512_setzero_ps();
+      const Lanes lanes = first_lanes(outputs_ - output);
+      const Floats shift = bias_ ? load_bf16(bias_ + output, lanes) : Floats{};
       for (int64_t r = 0; r < tile.num_rows; ++r) {
-        const __m512 sums = _mm512_add_ps(_mm512_loadu_ps(tile.sums + r * kPanel + lane), shift);
-        const __m512 logits = widen(narrow(sums));
-        if (_mm512_mask_fpclass_ps_mask(lanes, logits, kNotFinite)) best[r].finite = false;
-        const __mmask16 better = _mm512_mask_cmp_ps_mask(lanes, logits, _mm512_set1_ps(best[r].logit), _CMP_GT_OQ);
+        const Floats logits = rounded(load_floats(tile.sums + r * kPanel + lane) + shift);
+        if (not_finite(lanes, logits)) best[r].finite = false;
+        const Lanes better = greater(lanes, logits, best[r].logit);
         if (better) {
           alignas(64) float all[kLane];
-          _mm512_store_ps(all, logits);
+          store_floats(all, 0xffff, logits);
           take_better(best[r], better, all, output, cap_);
         }
       }

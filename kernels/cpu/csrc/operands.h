@@ -4,16 +4,13 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
-#include <immintrin.h>
 
 #include <cstdint>
 #include <optional>
 
 #include "panels.h"
 #include "product.h"
-#include "quantize.h"
 
 namespace paged {
 
@@ -35,18 +32,21 @@ struct PackedWeight {
   const int32_t* sums = nullptr;
 };
 
-// Rows of activations as the arithmetic of a weight wants them, and the memory that holds them where they had to be
-// padded or quantised. `x` is [..., inputs] bf16.
+// Rows of activations as the kernel wants them, and the memory that holds them where they had to be padded, quantised or
+// widened. `x` is [..., inputs] bf16.
 class PreparedRows {
  public:
   PreparedRows(const at::Tensor& x, const PackedWeight& weight);
 
   const Rows& rows() const { return rows_; }
 
-  // Turns a tile's int32 sums of quantised rows into fp32; nothing to do for bf16.
+  // Makes a tile's sums with int8 weights what they stand for, in fp32; nothing to do for bf16.
   void dequantize(const PackedWeight& weight, const Tile& tile) const;
 
  private:
+  // Of rows [rows, inputs], which take `padded` inputs.
+  void prepare(const PackedWeight& weight, int64_t inputs, int64_t padded);
+
   at::Tensor kept_, scales_;
   Rows rows_;
 };
@@ -79,34 +79,7 @@ inline PreparedRows::PreparedRows(const at::Tensor& x, const PackedWeight& weigh
   TORCH_CHECK_VALUE(padded_steps(inputs * element) == weight.panels.steps, "x: has ", inputs,
                     " inputs, the packed weight takes ", padded, " with its padding");
   kept_ = as_rows(x);
-  const int64_t count = kept_.size(0);
-  if (weight.scales) {
-    const at::Tensor wide = kept_.stride(1) == 1 || inputs == 1 ? kept_ : kept_.contiguous();
-    kept_ = at::empty({count, padded}, x.options().dtype(at::kByte));
-    scales_ = at::empty({count}, x.options().dtype(at::kFloat));
-    quantize_rows(wide.const_data_ptr<c10::BFloat16>(), wide.stride(0), count, inputs,
-                  kept_.mutable_data_ptr<uint8_t>(), padded, scales_.mutable_data_ptr<float>());
-  } else if (inputs != padded || kept_.stride(1) != 1) {
-    at::Tensor wide = at::zeros({count, padded}, x.options());
-    wide.narrow(1, 0, inputs).copy_(kept_);
-    kept_ = wide;
-  }
-  rows_ = {static_cast<const char*>(kept_.const_data_ptr()), kept_.stride(0) * element, count};
-}
-
-inline void PreparedRows::dequantize(const PackedWeight& weight, const Tile& tile) const {
-  if (!weight.scales) return;
-  const float* row_scales = scales_.const_data_ptr<float>() + tile.first_row;
-  for (int64_t lane = 0; lane < kPanel; lane += kLane) {
-    const int64_t output = tile.panel * kPanel + lane;
-    const __m512 scales = _mm512_loadu_ps(weight.scales + output);
-    const __m512i offsets = _mm512_mullo_epi32(_mm512_loadu_si512(weight.sums + output), _mm512_set1_epi32(kZeroPoint));
-    for (int64_t r = 0; r < tile.num_rows; ++r) {
-      float* sums = tile.sums + r * kPanel + lane;
-      const __m512 exact = _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_loadu_si512(sums), offsets));
-      _mm512_storeu_ps(sums, _mm512_mul_ps(exact, _mm512_mul_ps(scales, _mm512_set1_ps(row_scales[r]))));
-    }
-  }
+  prepare(weight, inputs, padded);
 }
 
 // `x` without its last dimension, and with `outputs` instead.
@@ -137,3 +110,9 @@ inline const c10::BFloat16* checked_bias(const std::optional<at::Tensor>& bias, 
 }
 
 }  // namespace paged
+
+#if defined(PAGED_BF16_DOT)
+#include "rows_dot.h"
+#else
+#include "rows_widening.h"
+#endif

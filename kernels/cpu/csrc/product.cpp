@@ -1,13 +1,17 @@
-#if defined(PAGED_BF16_DOT)
-
 #include "product.h"
 
 #include <algorithm>
 #include <atomic>
 
-#include "dot_kernel.h"
 #include "panels.h"
 #include "parallel.h"
+#include "piece.h"
+
+#if defined(PAGED_BF16_DOT)
+#include "dot_kernel.h"
+#else
+#include "widening_kernel.h"
+#endif
 
 #if defined(PAGED_TILES)
 #include "tile_kernel.h"
@@ -27,9 +31,9 @@ template <Arithmetic A>
 class Multiplier {
  public:
   // Few rows are bound by memory, and dot products by vectors need no shaping of tiles.
-  explicit Multiplier(int64_t num_rows) : tiled_(tiles_pay(num_rows)) {}
+  explicit Multiplier(int64_t num_rows) : tiled_(tiles_pay(num_rows)), num_rows_(num_rows) {}
 
-  int64_t num_blocks(int64_t num_rows) const { return divide_up(num_rows, tiled_ ? kTiledBlock : kDotRows); }
+  int64_t num_blocks(int64_t num_rows) const { return divide_up(num_rows, tiled_ ? kTiledBlock : kVectorRows); }
 
   // Rows of the i-th block. Vectors are best used by blocks of equal size, tiles by full ones.
   int64_t block(int64_t num_rows, int64_t i) const {
@@ -39,14 +43,14 @@ class Multiplier {
   }
 
   // Steps that are worth to be multiplied with all rows before the next ones are: they stay in the first cache where
-  // tiles need a line a cycle, in the second otherwise.
-  int64_t piece_steps() const { return tiled_ ? 256 : 2048; }
+  // tiles need a line a cycle.
+  int64_t piece_steps() const { return tiled_ ? 256 : vector_piece_steps(num_rows_); }
 
   void multiply(const Piece& piece, int64_t num_rows) {
 #if defined(PAGED_TILES)
     if (tiled_) return tile_product<A>(tiles_, piece, num_rows);
 #endif
-    dot_product<A>(piece, num_rows);
+    vector_product<A>(piece, num_rows);
   }
 
  private:
@@ -55,10 +59,11 @@ class Multiplier {
   static bool tiles_pay(int64_t num_rows) { return num_rows > 8 && tiles::available(); }
   Tiles tiles_;
 #else
-  static constexpr int64_t kTiledBlock = kDotRows;
+  static constexpr int64_t kTiledBlock = kVectorRows;
   static bool tiles_pay(int64_t) { return false; }
 #endif
   const bool tiled_;
+  const int64_t num_rows_;  // at most, of a chunk
 };
 
 // The work: (chunk of rows, group of panels), chunk by chunk, so that all workers share a chunk's rows.
@@ -66,13 +71,13 @@ struct Jobs {
   int64_t chunk, num_chunks;  // rows
   int64_t group, num_groups;  // panels
 
-  Jobs(const Rows& rows, const Panels& panels, int64_t workers, int64_t panels_together) {
-    const int64_t row_bytes = panels.steps * kStepBytes;
+  Jobs(const Rows& rows, int64_t step_bytes, const Panels& panels, int64_t workers, int64_t panels_together) {
+    const int64_t row_bytes = panels.steps * step_bytes;
     const int64_t most = std::clamp(kChunkBytes / row_bytes, kMinChunk, kMaxChunk);
     num_chunks = divide_up(rows.count, most);
     // Few panels for many workers: more chunks instead.
     const int64_t wanted = divide_up(2 * workers, panels.count);
-    if (workers > 1) num_chunks = std::max(num_chunks, std::min(wanted, divide_up(rows.count, 2 * kDotRows)));
+    if (workers > 1) num_chunks = std::max(num_chunks, std::min(wanted, divide_up(rows.count, 2 * kVectorRows)));
     chunk = divide_up(rows.count, num_chunks);
     num_chunks = divide_up(rows.count, chunk);
     group = std::clamp(kGroupedRows / chunk, int64_t{1}, kMaxGroup);
@@ -130,7 +135,7 @@ class Worker {
       int64_t row = 0, fetched = next ? 0 : next_lines;
       for (int64_t i = 0; i < blocks; ++i) {
         const Tile tile{sums_ + row * kPanel, first_row + row, multiplier_.block(num_rows, i), p, id_};
-        piece.rows = rows_.data + tile.first_row * rows_.stride + step * kStepBytes;
+        piece.rows = rows_.data + tile.first_row * rows_.stride + step * row_step_bytes(A);
         piece.sums = tile.sums;
         piece.lines = divide_up(next_lines - fetched, (blocks - i) * steps / 4);
         if (!left) epilogue_.expect(tile);
@@ -157,7 +162,7 @@ class Worker {
 template <Arithmetic A>
 void run(const Rows& rows, const Panels& panels, const Epilogue& epilogue) {
   const int64_t workers = max_workers();
-  const Jobs jobs(rows, panels, workers, epilogue.panels_together());
+  const Jobs jobs(rows, row_step_bytes(A), panels, workers, epilogue.panels_together());
   std::atomic<int64_t> next{0};
   on_each_thread(static_cast<int>(std::min(workers, jobs.count())), [&](int id) {
     Worker<A>(rows, panels, jobs, epilogue, id).run(next, workers);
@@ -178,5 +183,3 @@ void product(Arithmetic arithmetic, const Rows& rows, const Panels& panels, cons
 }
 
 }  // namespace paged
-
-#endif

@@ -2,12 +2,22 @@
 
 #include <cstdint>
 
+#include "panels.h"
+
 namespace paged {
 
-enum class Arithmetic {
-  bf16,  // rows bf16, weights bf16, sums fp32
-  int8,  // rows uint8, weights int8, sums int32
-};
+// What weights are kept in. CPUs that multiply bf16 (PAGED_BF16_DOT) take rows as they are packed: bf16, or uint8 with
+// sums in int32. Others widen both: rows once for a call, weights in registers, and all of it is fp32.
+enum class Arithmetic { bf16, int8 };
+
+// What a row has for one step of a panel.
+constexpr int64_t row_step_bytes(Arithmetic arithmetic) {
+#if defined(PAGED_BF16_DOT)
+  return kStepBytes;
+#else
+  return (arithmetic == Arithmetic::bf16 ? 2 : 4) * static_cast<int64_t>(sizeof(float));
+#endif
+}
 
 // The rows of the left side: `stride` bytes apart, each with all steps of the panels.
 struct Rows {
@@ -25,7 +35,7 @@ struct Panels {
 
 // Sums of `num_rows` rows, a few, from `first_row` on with the outputs of `panel`.
 struct Tile {
-  float* sums;  // [num_rows][32] fp32, or int32 by arithmetic int8
+  float* sums;  // [num_rows][32] fp32, or int32 where rows are uint8
   int64_t first_row;
   int64_t num_rows;
   int64_t panel;

@@ -1,4 +1,4 @@
-#if defined(PAGED_BF16_DOT)
+#if defined(PAGED_BF16_DOT)  // others leave rows in fp32
 
 #include "quantize.h"
 

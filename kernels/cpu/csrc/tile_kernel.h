@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "dot_kernel.h"
 #include "panels.h"
+#include "piece.h"
 #include "product.h"
 #include "tiles.h"
 
