@@ -31,11 +31,14 @@ class Lending:
         self._seen_at = 0  # number of the plan before
 
     def change(self, change: LeaseChange) -> None:
-        """Raises ValueError where something is granted that is leased already."""
+        """Raises ValueError where something is granted that is leased already, or more than there is."""
         self._begin_anew()
+        tokens, most = self._state.tokens_per_step + change.granted_tokens, self._state.lease.most.tokens
+        if tokens > most:
+            raise ValueError(f"{tokens} tokens a step; the largest lease has {most}")
         self._state.columns.lend(change.granted_rows)
         self._state.cache.pool.lend(change.granted_blocks)
-        self._state.tokens_per_step += change.granted_tokens
+        self._state.tokens_per_step = tokens
         self._keep = change.keep
 
     @property

@@ -98,6 +98,7 @@ def decode_lease(attached: pb.Attached) -> Lease:
         raise MalformedMessage(
             f"lease.tokens_per_step: {lease.tokens_per_step}, {len(lease.row_ids)} rows need as many"
         )
+    _check_number("lease.most_tokens_per_step", lease.most.tokens, MAX_TOKENS_PER_STEP)
     if lease.most.blocks > MAX_BLOCK_ID or lease.most.rows > MAX_ROW_ID + 1:
         raise MalformedMessage(f"lease.most_rows: {lease.most.rows}, most_blocks: {lease.most.blocks}: too many")
     return lease

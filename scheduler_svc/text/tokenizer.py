@@ -7,6 +7,7 @@ from scheduler_svc.text.bundle import BadBundle, Bundle, open_bundle
 from scheduler_svc.text.chat import ChatTemplate, chat_template_source
 from scheduler_svc.text.decoders import IncrementalDecoder, decoder_maker, token_bytes
 from scheduler_svc.text.memory import release_unused_memory
+from scheduler_svc.text.panics import panics_as_errors
 from scheduler_svc.text.sampling_defaults import sampling_defaults
 from scheduler_svc.text.special_tokens import add_missing_tokens, special_token_texts
 from scheduler_svc.text.token_bound import TokenBound
@@ -34,7 +35,8 @@ class Tokenizer:
         `add_eos_token` of tokenizer_config.json mean nothing beside it.
         """
         try:
-            return cls._of(open_bundle(data))
+            with panics_as_errors():
+                return cls._of(open_bundle(data))
         except BadBundle:
             raise
         except Exception as error:  # somebody else's files: what may be odd about them has no end
@@ -120,7 +122,8 @@ class Tokenizer:
     def _encode(self, text: str, add_special_tokens: bool, field: str) -> list[int]:
         try:
             # Of the library's ways to encode, this one computes no offsets: three times as fast.
-            (encoding,) = self._library.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            with panics_as_errors():
+                (encoding,) = self._library.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except Exception as error:  # the library raises nothing narrower
             reason = f"the model's tokenizer cannot encode it: {error}"
             raise InvalidRequest(FieldViolation(field, reason)) from error

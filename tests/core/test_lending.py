@@ -111,3 +111,11 @@ def test_a_demand_that_is_gone_is_told() -> None:
 def test_what_is_leased_already_cannot_be_granted(change: LeaseChange) -> None:
     with pytest.raises(ValueError, match="leased already"):
         Shared(20).scheduler.change_lease(change)
+
+
+def test_no_more_tokens_can_be_granted_than_the_largest_lease_has() -> None:
+    scheduler = Shared(20).scheduler
+    left = MOST.tokens - scheduler.state.tokens_per_step
+    scheduler.change_lease(LeaseChange(granted_tokens=left))
+    with pytest.raises(ValueError, match="the largest lease has"):
+        scheduler.change_lease(LeaseChange(granted_tokens=1))

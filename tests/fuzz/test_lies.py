@@ -11,6 +11,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, MutableMapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,11 +25,12 @@ from executor_svc.simulated.text import simulated_continuation
 from paged.v1 import executor_pb2 as pb
 from scheduler_svc import driver
 from scheduler_svc.core.audit import audit
+from scheduler_svc.core.beam import EarlyStopping
 from scheduler_svc.core.sequence import Sampling
 from scheduler_svc.engine import Engine
 from scheduler_svc.errors import PagedError
 from scheduler_svc.link import session
-from scheduler_svc.requests import GenerationRequest
+from scheduler_svc.requests import BeamOptions, GenerationRequest
 from tests.fuzz.messages import Fuzzer
 from tests.system.engines import engine_over, samples_ids
 
@@ -137,9 +139,16 @@ async def ask_until(engine: Engine, executor: Executor, num_lies: int, number: i
     asked = 0
     while executor.router.num_lies < num_lies:
         asked += 1
-        sampling = Sampling(temperature=0.0, logprobs=(None, 3)[asked % 2], prompt_logprobs=(None, None, 2)[asked % 3])
         prompt = [10 + (number * 131 + asked * 17 + i) % 400 for i in range(1 + asked % 40)]
-        request = GenerationRequest(f"r{number}-{asked}", prompt, sampling, max_tokens=20, num_samples=1 + asked % 3)
+        request = GenerationRequest(
+            f"r{number}-{asked}",
+            prompt,
+            Sampling(temperature=0.0, logprobs=(None, 3)[asked % 2], prompt_logprobs=(None, None, 2)[asked % 3]),
+            max_tokens=20,
+            num_samples=1 + asked % 3,
+        )
+        if asked % 4 == 0:
+            request = replace(request, sampling=Sampling(), beam=BeamOptions(3, 1.0, EarlyStopping.NO))
         try:
             async with asyncio.timeout(60):
                 await samples_ids(engine, request)

@@ -50,6 +50,7 @@ def test_a_sound_lease_is_taken() -> None:
         ("tokens_per_step", 0),
         ("plans_in_flight", 0),
         ("plans_in_flight", 2**32 - 1),
+        ("most_tokens_per_step", 2**32 - 1),
     ],
 )
 def test_a_lease_that_cannot_be_worked_with_is_refused(column: str, value: object) -> None:
