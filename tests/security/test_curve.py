@@ -2,6 +2,8 @@
 
 import socket
 import struct
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,6 +161,34 @@ def test_a_handshake_does_not_wait_for_a_step(start: Callable[..., Service], key
         busy.send_plan(prefill())
         assert is_let_in(executor.address, ours(keys))
         assert busy.hears_nothing(0)  # its step is still under way
+
+
+# In a process of its own: libzmq may end the one that is cut off in the midst of sending.
+ENDLESS = """
+import sys
+from pathlib import Path
+from scheduler_svc.link.curve import read_curve_keys
+from tests.executor.client import PlanClient
+curve = Path(sys.argv[2])
+keys = read_curve_keys(curve / "scheduler.key_secret", curve / "executor.key")
+with PlanClient(sys.argv[1], keys.guard) as client:
+    client.send_bytes(*[bytes(1000)] * 150_000)
+    sys.stdin.read()
+"""
+
+
+def test_who_has_an_allowed_key_fills_no_memory_with_a_message_of_endlessly_many_parts(
+    start: Callable[..., Service], keys: Keys
+) -> None:
+    """libzmq sends no message that has no end: this one is twelve times of what may wait, and cut off on its way."""
+    executor = start(*keys.executor_flags, "--max-message-bytes", str(4 << 20))
+    command = [sys.executable, "-c", ENDLESS, executor.address, str(keys.curve)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as sender:
+        wait_for(lambda: "connection_cut" in executor.log, "the end of the connection")
+        sender.kill()
+    with PlanClient(executor.address, ours(keys).guard) as client:
+        client.attach()
+        assert says_the_oracle(client)
 
 
 @pytest.mark.parametrize(("flags", "mode"), [((), 0o600), (("--ipc-mode", "660"), 0o660)])
