@@ -16,7 +16,7 @@ from tests.system.network import Clock
 from tests.system.nodes import ExecutorNode, Link
 from tests.system.test_recording import Load, only_file, run_until
 
-NUM_STEPS = 12
+NUM_STEPS = 6
 
 
 def recorded(directory: Path) -> list[recording_pb2.RecordingEntry]:
@@ -28,9 +28,9 @@ def recorded(directory: Path) -> list[recording_pb2.RecordingEntry]:
     clock = Clock()
     executor = ExecutorNode(settings, clock)
     load, links = Load(4, vocab_size=300), [Link(f"scheduler {i}", executor, clock) for i in range(2)]
-    run_until(executor, links, load, 40)
+    run_until(executor, links, load, 15)
     executor.service._recorder._parts.clear()  # rows are live when the keyframe is made
-    run_until(executor, links, load, 40 + NUM_STEPS)
+    run_until(executor, links, load, 15 + NUM_STEPS)
     executor.service._recorder.write("a test", wait=True)
     header, entries = read_recording(only_file(directory))
     return [recording_pb2.RecordingEntry(header=header), *entries]

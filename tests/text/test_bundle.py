@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import json
 import os
 import struct
 import zipfile
@@ -79,6 +80,13 @@ def test_a_file_larger_than_it_states_is_refused() -> None:
 def test_a_bundle_without_a_usable_tokenizer_is_refused(files: dict[str, bytes], reason: str) -> None:
     with pytest.raises(BadBundle, match=reason):
         Tokenizer.from_bundle(zipped(files))
+
+
+def test_a_tokenizer_over_which_the_library_panics_is_refused() -> None:
+    """Rust's panics are no `Exception` in Python."""
+    model = {"type": "BPE", "continuing_subword_prefix": "##", "vocab": {"a": 0, "b": 1}, "merges": [["a", "b"]]}
+    with pytest.raises(BadBundle, match="LibraryPanic: slice index"):
+        Tokenizer.from_bundle(zipped({"tokenizer.json": json.dumps({"model": model}).encode()}))
 
 
 @pytest.mark.parametrize("config", [b"[]", b"\xff", b"{", b"[" * 100_000])
