@@ -81,6 +81,14 @@ def test_the_gateway_follows_schedulers(scaled: Stack) -> None:
             assert json.loads(answer)["choices"][0]["text"] == _said("Once upon a time", 8)
 
 
+def test_how_many_there_are_stays_where_the_environment_says_it(scaled: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGED_SCHEDULERS", "2")
+    monkeypatch.setenv("PAGED_EXECUTORS", "2")
+    for _ in range(2):
+        scaled.compose("up", "--detach", "--no-build", "--wait")
+        assert [len(scaled.containers(service)) for service in ("scheduler", "executor")] == [2, 2]
+
+
 def test_containers_may_next_to_nothing(scaled: Stack) -> None:
     for service in ("scheduler", "executor"):
         container = scaled.containers(service)[0]

@@ -60,6 +60,16 @@ def test_replicas_are_not_in_each_others_way(overrides: tuple[str, ...]) -> None
             assert int(last or first) - int(first) >= 7, f"{name}: {port['published']} has too few ports to scale"
 
 
+@pytest.mark.parametrize(("variables", "counts"), [({}, (1, 1)), ({"SCHEDULERS": "3", "EXECUTORS": "2"}, (3, 2))])
+def test_how_many_there_are_may_stand_in_the_environment(
+    variables: dict[str, str], counts: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(f"PAGED_{name}", value)
+    found = services.__wrapped__(())  # not those that were read before
+    assert (found["scheduler"]["scale"], found["executor"]["scale"]) == counts
+
+
 @everywhere
 def test_every_container_may_as_little_as_it_can_do_with(overrides: tuple[str, ...]) -> None:
     for name, service in services(overrides).items():

@@ -23,11 +23,15 @@ ANY_PORT = ["--metrics-address", "127.0.0.1:0", "--log-format", "json"]
 
 # Labels whose values are all told from the start; bounds of times are those of OpenTelemetry's conventions.
 FIRST_TOKEN_S = "0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1.0 2.5 5.0 7.5 10.0 +Inf"
+PER_TOKEN_S = "0.01 0.025 0.05 0.075 0.1 0.15 0.2 0.3 0.4 0.5 0.75 1.0 2.5 +Inf"
+REQUEST_S = "0.01 0.02 0.04 0.08 0.16 0.32 0.64 1.28 2.56 5.12 10.24 20.48 40.96 81.92 +Inf"
 CLOSED_SETS = [
     ("paged_preemptions_total", "cause", {"blocks", "priority", "recall", "loss"}),
     ("paged_blocks", "state", {"used", "cached", "blank"}),
     ("paged_executor_phase_seconds_total", "phase", {"idle", "take_in", "compute", "answer"}),
     ("paged_time_to_first_token_seconds_bucket", "le", set(FIRST_TOKEN_S.split())),
+    ("paged_time_per_output_token_seconds_bucket", "le", set(PER_TOKEN_S.split())),
+    ("paged_request_seconds_bucket", "le", set(REQUEST_S.split())),
 ]
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
