@@ -121,7 +121,7 @@ class Router:
             return None
         frame = self._socket.recv(copy=False)  # what a peer sends has a frame at least
         if self._watch is not None:
-            self._watch.note_message(frame.get(_SRCFD))
+            self._watch.note_message(_descriptor(frame))
         if frame.more:
             return self._leave_out(peer)
         return peer, frame.bytes
@@ -187,3 +187,12 @@ def _is_at(file: IO[bytes], path: Path) -> bool:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
         return False
+
+
+def _descriptor(frame: zmq.Frame) -> int:
+    """Of the connection over which the frame has come; -1 over one of the transport's first versions, whose frames tell
+    nothing of it."""
+    try:
+        return int(frame.get(_SRCFD))
+    except zmq.ZMQError:
+        return -1

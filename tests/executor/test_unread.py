@@ -10,7 +10,7 @@ from paged.unread import UnreadBytes
 from paged.v1.executor_pb2 import GetTokenizer, ToExecutor
 from tests.executor.client import PlanClient
 from tests.executor.oracle import says_the_oracle
-from tests.processes import Service
+from tests.processes import Service, wait_for
 from tests.zmtp import send_until_cut, shake_hands
 
 MESSAGE_BYTES = 4 << 20  # of the largest; three of them may wait
@@ -58,6 +58,16 @@ def test_a_message_of_many_parts_is_left_out_and_the_next_one_is_heard(client: P
     client.send_bytes(*[b""] * 5001)
     assert says_the_oracle(client)
     assert "message_dropped" in executor.log
+
+
+def test_a_message_over_the_transports_first_version_is_dropped_like_any_other(
+    client: PlanClient, executor: Service
+) -> None:
+    host, _, port = executor.address.removeprefix("tcp://").rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=60) as old:
+        old.sendall(b"\x01\x00" + b"\x05\x00what")  # no name; a length, no flags, what is no message of ours
+        wait_for(lambda: "message_dropped" in executor.log or executor.process.poll() is not None, "the message")
+    assert says_the_oracle(client)
 
 
 @pytest.fixture
