@@ -77,16 +77,18 @@ class BlockPool:
         if len(set(blocks)) != len(blocks) or not self._leased.isdisjoint(blocks):
             raise ValueError(f"a block of these {len(blocks)} is there twice, or leased already")
         num_new = max(blocks, default=0) + 1 - len(self.ref_count)
-        self._ids.extend(range(len(self._ids), len(self._ids) + num_new))
+        self._ids.extend([-1] * num_new)
         self.ref_count.extend([0] * num_new)
         self._keep.extend(bytes(max(num_new, 0)))
-        own = [self._ids[block] for block in blocks]
-        self._leased.update(own)
-        self._blank[:0] = reversed(own)  # popped from the end: the first of them first, and those before even earlier
+        for block in blocks:
+            self._ids[block] = block
+        self._leased.update(blocks)
+        # Popped from the end: the first of them first, and those before even earlier.
+        self._blank[:0] = reversed(blocks)
         self.num_freed += len(blocks)
 
     def own(self, block: int) -> int:
-        """The same number, as the object that may be kept."""
+        """The same number of a leased block, as the object that may be kept."""
         return self._ids[block]
 
     def take_back(self, count: int) -> list[int]:
