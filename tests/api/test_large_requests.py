@@ -37,7 +37,7 @@ async def test_between_two_that_have_come_at_once_others_have_a_turn() -> None:
         read_at.append(turns.count)
         return len(data)
 
-    async with turns.counted():
+    async with asyncio.timeout(20), turns.counted():
         assert await asyncio.gather(*(large.read(parse, LARGE) for _ in range(20))) == [LARGE_BYTES] * 20
     assert all(later > before for before, later in pairwise(read_at))
 
@@ -64,6 +64,6 @@ async def test_one_that_fails_or_is_given_up_while_it_waits_holds_up_nobody(how:
     one, two = asyncio.create_task(large.read(parse, LARGE)), asyncio.create_task(large.read(parse, LARGE))
     await asyncio.sleep(0)
     two.cancel()
-    await asyncio.gather(one, two, return_exceptions=True)
     async with asyncio.timeout(20):
+        await asyncio.gather(one, two, return_exceptions=True)
         assert await large.read(len, LARGE) == LARGE_BYTES

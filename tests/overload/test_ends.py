@@ -14,6 +14,7 @@ from paged.client import Client, generate_request
 from paged.v1 import inference_pb2
 from tests.processes import Service, cleaned_up, descendants, start_executor, start_scheduler, wait_for
 from tests.system.requests import ready
+from tests.tiny_models import save_tiny
 
 SLOW_STEPS = ["--simulate", "--simulate-fixed-us", "2000"]
 
@@ -104,11 +105,31 @@ async def test_an_executor_leaves_nothing_behind(tmp_path: Path, how: str) -> No
         await asyncio.gather(streaming, return_exceptions=True)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["told to stop", "killed"])
+async def test_an_executor_with_a_model_leaves_nothing_behind(tmp_path: Path, how: str) -> None:
+    """Torch has ways of its own to share memory, and compilers are processes."""
+    directory = save_tiny(tmp_path, "llama")
+    flags = ["--model", str(directory), "--dtype", "float32", "--num-blocks", "100"]
+    with cleaned_up([start_executor(tmp_path, *flags)]) as services:
+        endpoint = services[0].wait_until_ready().address
+        services.append(start_scheduler(tmp_path, endpoint, "--executor-wait-s", "1"))
+        streaming = await busy(services[1].wait_until_ready().address)
+        assert not descendants(services[0].process.pid)
+        assert "/dev/shm" not in Path(f"/proc/{services[0].process.pid}/maps").read_text()
+        assert await end(services[0], HOW[how]) == {"told to stop": 0, "killed": -signal.SIGKILL}[how]
+        services.append(start_executor(tmp_path, *flags, endpoint=endpoint))
+        services[2].wait_until_ready()
+        streaming.cancel()
+        await asyncio.gather(streaming, return_exceptions=True)
+
+
 async def test_a_scheduler_ends_with_the_process_that_started_it_and_so_does_what_it_started(tmp_path: Path) -> None:
-    with cleaned_up([start_executor(tmp_path, *SLOW_STEPS)]) as services:
+    """At once: not after the time that it would give its calls if it were told to stop, nor that which they take."""
+    with cleaned_up([start_executor(tmp_path, "--simulate", "--simulate-fixed-us", "50000")]) as services:
         endpoint, file = services[0].wait_until_ready().address, tmp_path / "address"
         command = [sys.executable, "-m", "scheduler_svc", "--executor-endpoint", endpoint, "--exit-with-parent"]
-        command += ["--listen-address", "127.0.0.1:0", "--address-file", str(file), "--shutdown-grace-s", "0.2"]
+        command += ["--listen-address", "127.0.0.1:0", "--address-file", str(file), "--shutdown-grace-s", "600"]
         starter = f"import subprocess, sys; p = subprocess.Popen({command!r}); "
         starter += "print(p.pid, flush=True); sys.stdin.read()"
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
