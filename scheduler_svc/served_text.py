@@ -80,6 +80,10 @@ class ServedText:
             raise Unavailable("the tokenizer's files are not at hand; restart the scheduler to have them fetched anew")
         return data
 
+    def check_bytes(self, num_bytes: int, max_tokens: int) -> None:
+        """Raises InvalidRequest where a text of so many bytes of UTF-8 is certain to have `max_tokens` or more."""
+        _check_length(self.tokenizer.lower_bound_of_bytes(num_bytes), max_tokens, "text")
+
     async def tokenize(self, text: str, max_tokens: int | None) -> list[int]:
         """Raises InvalidRequest, before the work, where the text is certain to have `max_tokens` or more, if given."""
         if max_tokens is not None:

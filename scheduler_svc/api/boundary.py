@@ -2,7 +2,7 @@
 
 import inspect
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Any, NoReturn
 
@@ -13,11 +13,11 @@ from google.protobuf.message import DecodeError
 
 from scheduler_svc.api.call_limits import AllCallLimits, CallLimits, OpenCallLimits
 from scheduler_svc.api.errors import abort, internal_status, to_status
-from scheduler_svc.api.large_requests import LargeRequests
+from scheduler_svc.api.large_requests import Check, LargeRequests
 from scheduler_svc.api.live_calls import LiveCalls
 from scheduler_svc.errors import FieldViolation, InvalidRequest, PagedError, Unsupported
 
-Read = Callable[[bytes], Awaitable[Any]]  # of one request; raises InvalidRequest
+Read = Callable[[bytes], Awaitable[Any]]  # of one request; raises InvalidRequest and what a Check does
 Limits = CallLimits | OpenCallLimits
 
 log = structlog.get_logger()
@@ -29,13 +29,14 @@ class ErrorBoundary(grpc.aio.ServerInterceptor):
     Cancellation passes through untouched. An exception that is not ours is logged with its traceback under a reference
     number, and the client is told that number alone. All calls are within `limits`, and noted in `calls`; those of
     callers who were not let in never get here, for what refuses them is no handler that is guarded. Large requests are
-    read one after another.
+    read one after another, and before that `unread`, by method, may refuse their bytes.
     """
 
-    def __init__(self, limits: AllCallLimits, calls: LiveCalls) -> None:
+    def __init__(self, limits: AllCallLimits, calls: LiveCalls, unread: Mapping[str, Check] | None = None) -> None:
         self._limits = limits
         self._calls = calls
         self._large = LargeRequests()
+        self._unread = unread or {}
 
     async def intercept_service(
         self,
@@ -46,7 +47,7 @@ class ErrorBoundary(grpc.aio.ServerInterceptor):
         if handler is None:
             return None
         method = str(handler_call_details.method)
-        read, serialize = self._reader(handler.request_deserializer), handler.response_serializer
+        read, serialize = self._reader(handler.request_deserializer, method), handler.response_serializer
         limits = self._limits.of(method)
         # Requests are received inside the guard, as gRPC would wait for them without a limit; and parsed there, so that
         # bytes which are no message are a bad request and not UNKNOWN.
@@ -65,10 +66,12 @@ class ErrorBoundary(grpc.aio.ServerInterceptor):
             return grpc.stream_stream_rpc_method_handler(guarded, response_serializer=serialize)
         return handler
 
-    def _reader(self, parse: Callable[[bytes], Any]) -> Read:
+    def _reader(self, parse: Callable[[bytes], Any], method: str) -> Read:
+        check = self._unread.get(method)
+
         async def read(data: bytes) -> Any:
             try:
-                return await self._large.read(parse, data)
+                return await self._large.read(parse, data, check)
             except DecodeError as error:
                 # Of the decoder's text, only the class of the fault: the rest may quote what was sent.
                 problem = "a text field is not valid UTF-8" if "UTF-8" in str(error) else "its bytes cannot be decoded"

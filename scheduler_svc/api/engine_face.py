@@ -24,6 +24,9 @@ class Model(Protocol):
     def sampling_defaults(self) -> Mapping[str, float]:
         """What the model's own configuration says of sampling parameters, by name."""
 
+    def check_text_bytes(self, num_bytes: int) -> None:
+        """Raises InvalidRequest where a text of so many bytes of UTF-8 is certain to be longer than the model."""
+
     async def tokenize(self, text: str, *, bounded: bool = True) -> list[int]:
         """Ids of a text, begin token included where the model's tokenizer adds one. If `bounded`, what is certain
         to be longer than the model is refused before the work."""

@@ -8,6 +8,7 @@ from scheduler_svc.api.deadline import Deadline
 from scheduler_svc.api.generating import GeneratingServicer, Saying, tokenized
 from scheduler_svc.api.responses import to_response
 from scheduler_svc.api.served import limits_of
+from scheduler_svc.api.wire import without
 from scheduler_svc.requests import Delta, GenerationRequest
 
 
@@ -23,6 +24,19 @@ class InferenceServicer(GeneratingServicer, inference_pb2_grpc.InferenceServiceS
             return (to_response(generation.request_id, delta),)
 
         return generation, say
+
+    def check_unread(self, data: bytes) -> None:
+        """Refuses a large GenerateRequest whose text is certain to be too long for the model, by its bytes alone.
+
+        Raises InvalidRequest, DecodeError, and what `Engine.model` does.
+        """
+        cut = without(data, inference_pb2.GenerateRequest.TEXT_FIELD_NUMBER)
+        if cut is None:
+            return
+        rest, num_text_bytes = cut
+        request = inference_pb2.GenerateRequest.FromString(rest)
+        if request.WhichOneof("prompt") is None and not request.HasField("truncate_prompt_tokens"):
+            self._engine.model(request.model).check_text_bytes(num_text_bytes)
 
     async def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: grpc.aio.ServicerContext

@@ -32,6 +32,8 @@ from scheduler_svc.api.tokens import Tokens, read_tokens
 from scheduler_svc.api.vllm_engine import VllmEngineServicer
 from scheduler_svc.settings import SchedulerSettings
 
+GENERATE = "/paged.v1.InferenceService/Generate"
+
 log = structlog.get_logger()
 
 
@@ -59,15 +61,17 @@ class ApiServer:
         self._block_map = None
         if settings.block_map_address is not None:
             self._block_map = BlockMapServer(engine, settings.block_map_address, self._tokens, tls)
+        inference = InferenceServicer(engine, settings)
+        unread = {GENERATE: inference.check_unread}
         self._server = grpc.aio.server(
             interceptors=[
-                ErrorBoundary(self._call_limits, self._calls),
+                ErrorBoundary(self._call_limits, self._calls, unread),
                 Authentication(self._tokens),
                 *innermost,
             ],
             options=server_options(settings),
         )
-        inference_pb2_grpc.add_InferenceServiceServicer_to_server(InferenceServicer(engine, settings), self._server)
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(inference, self._server)
         control_pb2_grpc.add_ControlServiceServicer_to_server(ControlServicer(engine, settings), self._server)
         vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(VllmEngineServicer(engine, settings), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, self._server)

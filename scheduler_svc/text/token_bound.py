@@ -8,6 +8,7 @@ import tokenizers
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
+_MOST_BYTES_PER_CHAR = 4  # of UTF-8
 _MOST_IDS = 1 << 21  # where a search for the last token ends
 # What special tokens may swallow next to them: Unicode's White_Space.
 _SPACES = "".join(character for character in map(chr, range(0x3001)) if character.isspace())
@@ -27,6 +28,12 @@ class TokenBound:
             return 0
         num_chars = len(text) - sum(map(text.count, self._spaces))
         return -(-num_chars // self._max_chars_per_token)
+
+    def at_least_of_bytes(self, num_bytes: int) -> int:
+        """Of any text of so many bytes of UTF-8; 0 where nothing is known."""
+        if self._max_chars_per_token is None or self._spaces:  # it may be nothing but spaces
+            return 0
+        return -(-num_bytes // (_MOST_BYTES_PER_CHAR * self._max_chars_per_token))
 
 
 def max_chars_per_token(library: tokenizers.Tokenizer) -> int | None:

@@ -119,6 +119,10 @@ class Tokenizer:
         """
         return self._bound.at_least(text)
 
+    def lower_bound_of_bytes(self, num_bytes: int) -> int:
+        """The same of any text that has so many bytes of UTF-8."""
+        return self._bound.at_least_of_bytes(num_bytes)
+
     def _encode(self, text: str, add_special_tokens: bool, field: str) -> list[int]:
         try:
             # Of the library's ways to encode, this one computes no offsets: three times as fast.

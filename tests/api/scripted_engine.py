@@ -9,7 +9,7 @@ from scheduler_svc.block_watch import BlockChanges
 from scheduler_svc.core.cache_events import Told
 from scheduler_svc.core.sequence import TokenLogprobs
 from scheduler_svc.core.tenants import Tenants
-from scheduler_svc.errors import NotThere, PagedError
+from scheduler_svc.errors import FieldViolation, InvalidRequest, NotThere, PagedError
 from scheduler_svc.requests import Delta, Finish, GenerationRequest, Usage
 
 VOCAB_SIZE = 512
@@ -78,6 +78,10 @@ class ScriptedEngine:
     @property
     def sampling_defaults(self) -> dict[str, float]:
         return {"temperature": 0.5, "top_k": 7.0}
+
+    def check_text_bytes(self, num_bytes: int) -> None:
+        if num_bytes >= 4 * self.facts.max_model_len:
+            raise InvalidRequest(FieldViolation("text", f"has {num_bytes} bytes"))
 
     async def tokenize(self, text: str, *, bounded: bool = True) -> list[int]:
         if self.tokenize_error is not None:

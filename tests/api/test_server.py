@@ -17,6 +17,7 @@ from paged.client import (
     ResourceExhaustedError,
     Retries,
     UnavailableError,
+    generate_request,
 )
 from scheduler_svc.api.health import LIVE, READY
 from scheduler_svc.api.server import ApiServer, BindFailed
@@ -115,6 +116,23 @@ async def test_a_message_above_our_limit_is_refused_with_the_limit(client: Clien
     with pytest.raises(ResourceExhaustedError, match=str(settings.max_message_bytes)):
         await client.complete("x" * (settings.max_message_bytes + 1))
     assert (await client.complete("hi")).text == "Once!"
+
+
+@pytest.mark.parametrize(("truncated", "told"), [(False, "text: has "), (True, "not valid UTF-8")])
+async def test_a_text_that_is_certain_to_be_too_long_is_not_even_read(
+    address: str, engine: ScriptedEngine, truncated: bool, told: str
+) -> None:
+    """Who reads this one finds out that it is no text at all."""
+    request = generate_request("", truncate_prompt_tokens=8) if truncated else generate_request("")
+    request.ClearField("text")
+    text = b"\xff" * 1_000_000
+    data = request.SerializeToString() + b"\x1a" + bytes([0xC0, 0x84, 0x3D]) + text  # field 3, and its length
+    async with grpc.aio.insecure_channel(address) as channel:
+        call = channel.unary_stream("/paged.v1.InferenceService/Generate")(data)
+        with pytest.raises(grpc.aio.AioRpcError, match=told) as caught:
+            await call.read()
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert engine.submitted == []
 
 
 async def test_requests_of_all_calls_together_have_a_limit_and_one_alone_is_always_taken(

@@ -21,7 +21,8 @@ from tests.text.test_detokenizer import ALL_KINDS, tokenizer_of
 @settings(max_examples=100, deadline=None)
 def test_a_text_never_has_fewer_tokens_than_the_bound(kind: str, text: str) -> None:
     tokenizer = tokenizer_of(kind)
-    assert len(tokenizer.encode(text)) >= tokenizer.lower_bound_tokens(text)
+    num_tokens = len(tokenizer.encode(text))
+    assert num_tokens >= tokenizer.lower_bound_tokens(text) >= tokenizer.lower_bound_of_bytes(len(text.encode()))
 
 
 def test_the_bound_holds_where_characters_are_composed() -> None:
@@ -37,6 +38,7 @@ def test_the_bound_holds_where_characters_are_composed() -> None:
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback", "byte_fallback_strip"])
 def test_a_prompt_of_20_mb_is_known_to_be_too_long_for_4k_tokens(kind: str) -> None:
     assert tokenizer_of(kind).lower_bound_tokens("a" * 20_000_000) > 4096
+    assert tokenizer_of(kind).lower_bound_of_bytes(20_000_000) > 4096
 
 
 def test_the_bound_holds_where_ids_have_holes_between_them() -> None:
@@ -69,6 +71,7 @@ def test_spaces_that_a_special_token_swallows_do_not_count() -> None:
     text = " " * 1000 + "<mask>" + "\u3000\n" * 1000
     assert len(swallower().encode(text)) == 1
     assert swallower().lower_bound_tokens(text) == 1
+    assert swallower().lower_bound_of_bytes(len(text.encode())) == 0
     assert swallower().lower_bound_tokens("a" * 20_000_000) > 4096
 
 
