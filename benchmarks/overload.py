@@ -42,7 +42,7 @@ MEMORY_POLL_S = 0.25
 BOUNDS = {
     "latency_ratio": 1.5,
     "refusal_ms": 50.0,
-    "memory_grown_mb": 32.0,  # it is flat: what gRPC keeps for the calls of a moment, and no more with time
+    "memory_grown_mb": 16.0,  # flat: what gRPC keeps for the calls of a moment, and nothing of those that have ended
     "recovered_ratio": 1.2,  # 15 s of a random load, beside another 15 s
     "used_blocks_after": 0,
     "num_other_errors": 0,

@@ -198,10 +198,11 @@ class TestServersLimit:
     async def test_the_servers_limit_frees_answers_that_nobody_reads(
         self, address: str, engine: ScriptedEngine, streams: bool, num_samples: int
     ) -> None:
-        engine.script = [Delta("x" * 65536)] * 1000
+        text = "x" * 262144  # a hundred of them are more than the transport takes for a reader who does not read
+        engine.script = [Delta(text)] * 1000
         if num_samples > 1:
             engine.script = [
-                Delta("x" * 65536, finish=Finish(), usage=Usage(1, 1, 0), index=index) for index in range(num_samples)
+                Delta(text, finish=Finish(), usage=Usage(1, 1, 0), index=index) for index in range(num_samples)
             ]
         async with grpc.aio.insecure_channel(address) as channel:
             stub: Any = inference_pb2_grpc.InferenceServiceStub(channel)

@@ -14,6 +14,7 @@ TEXT = GenerateRequest.TEXT_FIELD_NUMBER
 @given(text=st.text(min_size=1, max_size=300), seed=st.integers(0, 2**64 - 1), stop=st.lists(st.text(min_size=1)))
 def test_a_message_without_its_text_is_the_same_but_for_that(text: str, seed: int, stop: list[str]) -> None:
     whole = generate_request(text, seed=seed, stop=stop, max_tokens=7, temperature=0.5, logprobs=2, priority=-3)
+    whole.request_id, whole.model = "comes before", "the text"
     cut = without(whole.SerializeToString(), TEXT)
     assert cut is not None
     rest, num_bytes = cut
