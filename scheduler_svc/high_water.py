@@ -5,6 +5,7 @@ import asyncio
 from scheduler_svc.text.memory import give_back_freed_pages
 
 MANY = 256  # requests at once: what fewer had is no more than the next few will want
+MANY_BLOCKS = 1 << 14  # forgotten at once by the prefix cache: some megabytes
 RECEDED = 4  # when no more than 1/RECEDED of them are left
 
 
@@ -24,6 +25,11 @@ class HighWater:
         return True
 
     def note(self, num_live: int) -> None:
-        """So many are live. Gives back in a thread: the library looks for tens of milliseconds."""
+        """So many are live."""
         if self.has_receded(num_live):
-            asyncio.get_running_loop().run_in_executor(None, give_back_freed_pages)
+            give_back()
+
+
+def give_back() -> None:
+    """In a thread: the C library looks for tens of milliseconds."""
+    asyncio.get_running_loop().run_in_executor(None, give_back_freed_pages)

@@ -133,6 +133,8 @@ class BlockPool:
         if block in self._cached:
             del self._cached[block]
             self._blank.append(self._ids[block])
+            if not self._cached:
+                self._cached.clear()  # its table, which was as large as all of them
 
     def _take(self, count: int) -> list[int]:
         if count > self.num_free:
