@@ -86,6 +86,8 @@ class Scheduler:
                 sequence.num_owed = 0
                 if sequence.group is not None:
                     sequence.group.handle.num_owed = 0
+        for sequence in state.queue:  # a result that cannot be may have been taken in by half, and is in flight no more
+            sequence.num_owed = 0
         state.begin(NO_LEASE)
         return ran
 

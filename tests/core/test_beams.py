@@ -1,10 +1,13 @@
 """Beam searches in the core: exact whatever shares, preempts, cancels or loses them."""
 
+from dataclasses import replace
+
 import pytest
 
 from scheduler_svc.core.audit import audit
 from scheduler_svc.core.beam import outputs_of
 from scheduler_svc.core.beam_group import MAX_IDS
+from scheduler_svc.core.beams import MissingCandidates
 from scheduler_svc.core.plan import Lease
 from scheduler_svc.core.scheduler import NeverFits, Scheduler
 from scheduler_svc.core.sequence import EndReason, Sequence, State
@@ -177,6 +180,26 @@ def test_beams_outlive_the_executor(when: int) -> None:
     assert run.scheduler.detach() == answers[:1] * (when > 0 and answers[0].state is not State.ENDED)
     run.scheduler.attach(lease)
     run.executor = PlainExecutor(lease)
+    run.to_the_end()
+    assert_found(answers, prompt, 4)
+
+
+def test_beams_outlive_an_executor_whose_result_is_taken_in_by_half() -> None:
+    """No tokens are waited for that nobody will send: all behind them in the queue would wait, too."""
+    prompt, run = list(range(14)), Run(num_blocks=80)
+    answers = beams_of(prompt, 4)
+    run.scheduler.submit(answers[0])
+    for _ in range(3):
+        run.step()
+    plan = run.scheduler.plan()
+    assert plan is not None
+    result = run.executor.run(plan)
+    assert result.logprobs is not None
+    with pytest.raises(MissingCandidates):
+        run.scheduler.apply(replace(result, logprobs=[*result.logprobs[:2], None, None]))
+    run.scheduler.detach()
+    run.scheduler.attach(run.lease)
+    run.executor = PlainExecutor(run.lease)
     run.to_the_end()
     assert_found(answers, prompt, 4)
 
