@@ -22,7 +22,7 @@ NUM_STEPS = 6
 def recorded(directory: Path) -> list[recording_pb2.RecordingEntry]:
     """Steps of two schedulers with samples and beams, and header and keyframe before them."""
     settings = ExecutorSettings(
-        simulate=True, simulate_vocab_size=300, simulate_max_model_len=150, num_blocks=160, block_size=4, max_rows=14,
+        simulate=True, simulate_vocab_size=300, simulate_max_model_len=150, num_blocks=160, block_size=4, max_rows=8,
         tokens_per_step=30, record_dir=directory, record_token_ids=True,
     )  # fmt: skip
     clock = Clock()
