@@ -21,6 +21,7 @@ SUFFIXES = {
     "_model_len": "tokens",
     "_requests": "requests",
     "_files": "files",
+    "_grammars": "grammars",
     "_watchers": "callers",
     "_losses": "losses",
     "_calls": "calls",

@@ -75,10 +75,11 @@ class AdmissionRate:
             self._add(-seconds, -num_more)
 
     def expected_wait_s(self, num_ahead: int) -> float:
-        """Of one that so many wait before; 0 where too little has been seen to say."""
+        """Of one that so many wait before; 0 where too little has been seen to say. Where nobody has got in, as if one
+        did now: it will be longer, but nobody knows by how much."""
         if self._seconds < WAITED_S:
             return 0.0
-        return (num_ahead + 1) * self._seconds / self._num_admitted if self._num_admitted else float("inf")
+        return (num_ahead + 1) * self._seconds / max(self._num_admitted, 1)
 
     def _add(self, seconds: float, num_admitted: int) -> None:
         self._seconds += seconds

@@ -83,7 +83,7 @@ class Engine:
         new_wait_s, wait_s = settings.new_request_wait_s, settings.executor_wait_s
         self._new_request_wait_s = wait_s if new_wait_s is None else min(new_wait_s, wait_s)
         self.watch = Watch(self.fleet, self._requests, self.load, settings.max_watchers)
-        self._masks = GrammarMasks(settings.max_grammar_s, fail=self.fail, on_late=self._on_late_mask)
+        self._masks = GrammarMasks(settings, fail=self.fail, on_late=self._on_late_mask)
 
     # --- life ---
 
@@ -142,7 +142,7 @@ class Engine:
             samples = self._open(request, model, echo)
             try:
                 if request.grammar is not None:
-                    await self._masks.begin(request.grammar, samples.answers, model.grammars)
+                    await samples.open_with(self._masks.begin(request.grammar, samples.answers, model.grammars))
                 await self._submit(samples.first, model, request)
                 self._backlog.note_queued(place)
                 while not samples.are_finished:
@@ -200,6 +200,7 @@ class Engine:
         for answer in samples.answers:
             answer.sequence.scheduler = model.waiting  # until it is placed
         self._requests[request.request_id] = samples
+        self._wait_limit.begin(request.request_id, asyncio.get_running_loop().time())
         if request.expires_at < math.inf:
             self._expiries.add(request.request_id, request.expires_at)
         return samples
@@ -224,7 +225,6 @@ class Engine:
             check_in_time(request, sequence, model.executors, self._drain_rate, request.expires_at - now)
         if excess := self._wait_limit.excess(sequence, model):
             raise self._queue_full(excess)
-        self._wait_limit.begin(request.request_id, now)
         self.fleet.dispatch.submit(sequence, model)
 
     def _check_acceptable(self, request: GenerationRequest, model: ServedModel) -> None:

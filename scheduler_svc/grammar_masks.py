@@ -9,8 +9,10 @@ from scheduler_svc.answer import Answer
 from scheduler_svc.core.scheduler import scheduler_of
 from scheduler_svc.core.sequence import Sequence, State
 from scheduler_svc.core.token_rules import NO_RULES
-from scheduler_svc.errors import FieldViolation, InvalidRequest, PagedError, RequestFailed
-from scheduler_svc.text.grammar_check import GrammarCheck, to_its_end
+from scheduler_svc.errors import FieldViolation, InvalidRequest, PagedError, RequestFailed, Unavailable
+from scheduler_svc.grammar_queue import GrammarQueue
+from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.text.grammar_check import GrammarCheck, Starved, to_its_end
 from scheduler_svc.text.grammars import Grammar, Grammars, GrammarStuck, Matcher, NotAllowed, UnusableGrammar
 
 MAX_LINE = 300  # letters that are told of a complaint
@@ -24,30 +26,34 @@ class GrammarMasks:
 
     def __init__(
         self,
-        limit_s: float,
+        settings: SchedulerSettings,
         *,
         fail: Callable[[Sequence, PagedError], None],
         on_late: Callable[[Sequence], None],
     ) -> None:
-        self._check = GrammarCheck(limit_s)
+        self._check = GrammarCheck(settings.max_grammar_s)
+        self._queue = GrammarQueue(self._compile, settings.max_waiting_grammars, settings.max_tenant_waiting_grammars)
         self._fail, self._on_late = fail, on_late
-        self._turn = asyncio.Lock()
         self._waiting: deque[Sequence] = deque()  # for their masks
         self._has_any = False  # until the first grammar, nobody is looked at
 
     def close(self) -> None:
+        self._queue.close()
         self._check.close()
 
     async def begin(self, grammar: Grammar, answers: list[Answer], grammars: Grammars) -> None:
         """Bind answers that are not submitted yet to the grammar; `grammars` are those of their model. Raises
-        InvalidRequest."""
-        ends = answers[0].sequence.end_token_ids
+        InvalidRequest, QueueFull, Unavailable."""
+        first = answers[0].sequence
         try:
-            await self._compile(grammars, grammar)
-            matcher, mask = await asyncio.to_thread(_begun, grammars, grammar, ends)
+            if not grammars.knows(grammar):
+                await self._queue.compiled(first.tenant, grammars, grammar)
+            matcher, mask = await asyncio.to_thread(_begun, grammars, grammar, first.end_token_ids)
         except (UnusableGrammar, GrammarStuck) as error:
             raise _refused(grammar, str(error)) from error
-        _check_rules(answers[0].sequence, grammar, mask)
+        except Starved as error:
+            raise Unavailable(f"the grammar could not be compiled: {error}; try again") from error
+        _check_rules(first, grammar, mask)
         self._has_any = True
         for answer in answers:
             answer.matcher = matcher.copy()
@@ -55,16 +61,12 @@ class GrammarMasks:
             scheduler_of(answer.sequence).allow(answer.sequence, mask)
 
     async def _compile(self, grammars: Grammars, grammar: Grammar) -> None:
-        """One grammar at a time, so that those who wait take no threads from others. Raises InvalidRequest,
-        UnusableGrammar."""
-        if grammars.knows(grammar):
+        """In its turn: those who wait for one take no threads from others. Raises UnusableGrammar, Starved."""
+        if grammars.knows(grammar):  # from another tenant's turn
             return
-        async with self._turn:
-            if grammars.knows(grammar):
-                return
-            if (problem := await self._check.problem_with(grammar)) is not None:
-                raise _refused(grammar, problem)
-            await to_its_end(asyncio.to_thread(grammars.compile, grammar))
+        if (problem := await self._check.problem_with(grammar)) is not None:
+            raise UnusableGrammar(problem)
+        await to_its_end(asyncio.to_thread(grammars.compile, grammar))
 
     def on_tokens(self, updated: Iterable[Sequence]) -> None:
         """These have got tokens. Masks that cannot be made in a slice of time are made after the next plan."""

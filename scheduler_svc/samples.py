@@ -1,7 +1,10 @@
 """All answers to one request: its samples, served as they have something to say."""
 
+import asyncio
 import time
 from collections import deque
+from collections.abc import Coroutine
+from typing import Any
 
 from scheduler_svc.answer import Answer, Outcome
 from scheduler_svc.core.sequence import Sequence
@@ -23,6 +26,7 @@ class Samples:
         self.reader = answers[0].reader
         self._delivery = delivery
         self._unfinished = deque(answers)
+        self._opening: asyncio.Future[None] | None = None
 
     @property
     def first(self) -> Sequence:
@@ -49,6 +53,20 @@ class Samples:
         """End all answers that are not over with this error."""
         for answer in self.answers:
             answer.fail(error)
+        if self._opening is not None:
+            self._opening.cancel()
+
+    async def open_with(self, work: Coroutine[Any, Any, None]) -> None:
+        """Until the work is done that has to be before they can be submitted; given up where they fail meanwhile, which
+        `next_delta` tells."""
+        self._opening = asyncio.ensure_future(work)
+        try:
+            await self._opening
+        except asyncio.CancelledError:
+            if self.answers[0].error is None:  # it is the call that was cancelled
+                raise
+        finally:
+            self._opening = None
 
     async def next_delta(self) -> Delta:
         """All that waits of one answer, when its turn has come; one after another where several have news. Raises the

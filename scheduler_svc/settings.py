@@ -118,10 +118,10 @@ class SchedulerSettings(BaseSettings):
         le=1_000_000,
         description="Sequences (samples of requests) that may wait for admission; more are RESOURCE_EXHAUSTED.",
     )
-    max_wait_s: PositiveSeconds | None = Field(
-        default=None,
+    max_wait_s: PositiveSeconds = Field(
+        default=600.0,
         description="Seconds that a request may wait for admission; what is expected to wait longer is "
-        "RESOURCE_EXHAUSTED at once, and what has, then. Unset: any time.",
+        "RESOURCE_EXHAUSTED at once, and what has, then.",
     )
     max_waiting_tokens: int = Field(
         default=4_194_304,
@@ -140,6 +140,18 @@ class SchedulerSettings(BaseSettings):
         ge=1,
         le=10**12,
         description="Tokens of one tenant's requests that may wait for admission; more are RESOURCE_EXHAUSTED.",
+    )
+    max_waiting_grammars: int = Field(
+        default=1024,
+        ge=1,
+        le=65_536,
+        description="Grammars that may wait to be compiled, of all tenants; more are RESOURCE_EXHAUSTED.",
+    )
+    max_tenant_waiting_grammars: int = Field(
+        default=256,
+        ge=1,
+        le=65_536,
+        description="Grammars of one tenant that may wait to be compiled; more are RESOURCE_EXHAUSTED.",
     )
     max_concurrent_calls: int = Field(
         default=8192,

@@ -5,6 +5,7 @@ long a new request will wait is known as well as this: as long as those before i
 rate at which requests have got in lately while there were more than could. Where the last plan has left nobody behind,
 a new request does not wait. Nobody who leaves the queue in another way counts, or refusals would look like progress.
 
+The time counts from the moment at which a request is taken in: its grammar may have to wait for a compilation first.
 Requests get in when others end, which nobody knows before. So some that were let into the queue are not in by their
 time; they end then, and never after.
 """
@@ -17,16 +18,16 @@ from scheduler_svc.served_model import ServedModel
 
 
 class WaitLimit:
-    """`max_wait_s` None: no limit. Moments are those of the event loop's clock."""
+    """Moments are those of the event loop's clock."""
 
-    def __init__(self, max_wait_s: float | None) -> None:
+    def __init__(self, max_wait_s: float) -> None:
         self.max_wait_s = max_wait_s
         self._waits = Expiries()
 
     def excess(self, sequence: Sequence, model: ServedModel) -> str:
         """Why the new sequence must not wait for its model's executors, or nothing."""
         schedulers = model.schedulers
-        if self.max_wait_s is None or not schedulers or not all(s.state.leaves_some_waiting for s in schedulers):
+        if not schedulers or not all(s.state.leaves_some_waiting for s in schedulers):
             return ""
         num_ahead = sum(scheduler.state.queue.num_ahead(sequence) for scheduler in schedulers)
         expected_s = model.admission_rate.expected_wait_s(num_ahead)
@@ -36,8 +37,7 @@ class WaitLimit:
 
     def begin(self, request_id: str, now: float) -> None:
         """The request waits from now on."""
-        if self.max_wait_s is not None:
-            self._waits.add(request_id, now + self.max_wait_s)
+        self._waits.add(request_id, now + self.max_wait_s)
 
     def end(self, request_id: str) -> None:
         """The request has ended. Harmless if it never began to wait."""

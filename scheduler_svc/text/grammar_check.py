@@ -33,6 +33,10 @@ async def to_its_end(work: Coroutine[Any, Any, T], give_up: Callable[[], None] |
         raise
 
 
+class Starved(Exception):
+    """The worker got no CPU to compile with: nobody knows what its grammar needs."""
+
+
 class GrammarCheck:
     """One worker process, begun with the first grammar; one grammar at a time, the others wait. `limit_s` is of its
     CPU's time, so that no grammar is refused because the machine is busy.
@@ -46,9 +50,10 @@ class GrammarCheck:
         self._worker: subprocess.Popen[bytes] | None = None
         self._turn = asyncio.Lock()
         self._given_up = False  # whether nobody waits for the grammar that is being tried
+        self._is_starved = False  # whether it was ended for being late, and not for what it used
 
     async def problem_with(self, grammar: Grammar) -> str | None:
-        """What is wrong with the grammar; None where it can be used."""
+        """What is wrong with the grammar; None where it can be used. Raises Starved."""
         async with self._turn:
             self._given_up = False
             return await to_its_end(asyncio.to_thread(self._ask, grammar), self._give_up)
@@ -66,7 +71,8 @@ class GrammarCheck:
         fields = {"kind": grammar.kind, "source": grammar.source, "limit_s": self._limit_s}
         job = json.dumps(fields).encode() + b"\n"
         for _ in range(ATTEMPTS):
-            timer = threading.Timer(STARVED * self._limit_s, self._kill)
+            self._is_starved = False
+            timer = threading.Timer(self._starved_s, self._starve)
             timer.start()
             answer = self._answer(job)
             timer.cancel()
@@ -77,6 +83,8 @@ class GrammarCheck:
                 break
             if died_of == -signal.SIGPROF:
                 return f"takes more than {self._limit_s:g} s to compile; make it simpler"
+            if self._is_starved:
+                raise Starved(f"it got less than {self._limit_s:g} s of a CPU in {self._starved_s:g} s")
         return DIED
 
     def _answer(self, job: bytes) -> dict[str, Any] | None:
@@ -109,6 +117,14 @@ class GrammarCheck:
         with worker:  # closes the pipes, and waits
             pass
         return worker.returncode
+
+    @property
+    def _starved_s(self) -> float:
+        return STARVED * self._limit_s
+
+    def _starve(self) -> None:
+        self._is_starved = True
+        self._kill()
 
     def _kill(self) -> None:
         worker = self._worker
