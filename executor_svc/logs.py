@@ -20,7 +20,9 @@ def configure(level: str, form: Literal["console", "json"], **keys: object) -> N
         logging.getLogger(name).setLevel(logging.ERROR)
     renderer: structlog.typing.Processor
     if form == "json":
-        processors: list[structlog.typing.Processor] = [structlog.processors.dict_tracebacks]
+        # Without what variables held: a step's are prompts.
+        tracebacks = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+        processors: list[structlog.typing.Processor] = [structlog.processors.ExceptionRenderer(tracebacks)]
         renderer = structlog.processors.JSONRenderer()
     else:
         processors = []

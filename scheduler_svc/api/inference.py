@@ -6,6 +6,7 @@ from paged.v1 import inference_pb2, inference_pb2_grpc
 from scheduler_svc.api import validation
 from scheduler_svc.api.deadline import Deadline
 from scheduler_svc.api.generating import GeneratingServicer, Saying, tokenized
+from scheduler_svc.api.large_requests import LARGE_BYTES
 from scheduler_svc.api.responses import to_response
 from scheduler_svc.api.served import limits_of
 from scheduler_svc.api.wire import without
@@ -34,6 +35,8 @@ class InferenceServicer(GeneratingServicer, inference_pb2_grpc.InferenceServiceS
         if cut is None:
             return
         rest, num_text_bytes = cut
+        if len(rest) >= LARGE_BYTES:  # to read this is what such requests wait for each other for
+            return
         request = inference_pb2.GenerateRequest.FromString(rest)
         if request.WhichOneof("prompt") is None and not request.HasField("truncate_prompt_tokens"):
             self._engine.model(request.model).check_text_bytes(num_text_bytes)

@@ -6,8 +6,13 @@ from contextlib import asynccontextmanager
 from itertools import pairwise
 
 import pytest
+from google.protobuf.message import DecodeError
 
+from paged.v1.inference_pb2 import GenerateRequest
+from scheduler_svc.api.inference import InferenceServicer
 from scheduler_svc.api.large_requests import LARGE_BYTES, LargeRequests
+from scheduler_svc.settings import SchedulerSettings
+from tests.api.scripted_engine import ScriptedEngine
 
 LARGE = bytes(LARGE_BYTES)
 
@@ -67,3 +72,22 @@ async def test_one_that_fails_or_is_given_up_while_it_waits_holds_up_nobody(how:
     async with asyncio.timeout(20):
         await asyncio.gather(one, two, return_exceptions=True)
         assert await large.read(len, LARGE) == LARGE_BYTES
+
+
+def test_what_is_large_beside_its_text_is_not_read_before_its_turn(engine: ScriptedEngine) -> None:
+    servicer = InferenceServicer(engine, SchedulerSettings())
+    text = GenerateRequest(text="a text").SerializeToString()
+
+    def beside_it(num_bytes: int) -> bytes:
+        """A request id that is no text: whoever reads this notices."""
+        return text + b"\x0a" + _varint(num_bytes) + b"\xff" * num_bytes
+
+    assert GenerateRequest.REQUEST_ID_FIELD_NUMBER == 1
+    with pytest.raises(DecodeError):
+        servicer.check_unread(beside_it(100))
+    servicer.check_unread(beside_it(LARGE_BYTES))
+
+
+def _varint(number: int) -> bytes:
+    more = number >> 7
+    return bytes([number & 0x7F | 0x80]) + _varint(more) if more else bytes([number])

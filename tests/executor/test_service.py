@@ -277,6 +277,19 @@ def test_a_failed_step_ends_the_epoch_for_everybody(start: Callable[..., Service
     assert "scripted failure" in executor.log
 
 
+def test_what_a_failed_step_logs_tells_nothing_of_prompts(start: Callable[..., Service], tmp_path: Path) -> None:
+    script = tmp_path / "script.json"
+    script.write_text('{"faults": [{"step": 1, "kind": "raise"}]}')
+    executor = start("--simulate-script", str(script), "--simulate-vocab-size", "200000")
+    with PlanClient(executor.address) as client:
+        client.attach()
+        client.send_plan(schedule(StepPlan(started=[start_row(0, [177771, 177772], [1])]), (0, 2, True)))
+        assert client.fault().scope == Fault.SCOPE_EPOCH
+    assert "scripted failure" in executor.log
+    assert "executor_svc/stepper.py" in executor.log, "where it failed"
+    assert "17777" not in executor.log
+
+
 def test_an_executor_that_always_fails_gives_up(start: Callable[..., Service], tmp_path: Path) -> None:
     script = tmp_path / "script.json"
     script.write_text(f'{{"faults": [{{"row_of_prompt": {PROMPT}, "kind": "raise"}}]}}')
