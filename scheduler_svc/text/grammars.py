@@ -4,6 +4,7 @@ The library is llguidance. It is imported with the first grammar, so that who ha
 """
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 _MARK = "\x02"
 MAX_KEPT = 64  # compiled grammars, least recently used first
+SLOW_S = 0.01  # of a processor, for one token; masks of usual grammars take less than a tenth of that
+MAX_SLOW_S = 1.0  # for all tokens of a request together, beyond SLOW_S for each
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,23 @@ class NotAllowed(Exception):
     """A token was drawn that no mask had allowed."""
 
 
+class _Patience:
+    """With the masks of one request, all its answers together.
+
+    Others wait while one is made. Where a text can be read in many ways, as by `s: s s | "a"`, each takes longer than
+    the one before, without end.
+    """
+
+    def __init__(self) -> None:
+        self._left_s = MAX_SLOW_S
+
+    def spend(self, seconds: float) -> None:
+        """Raises GrammarStuck."""
+        self._left_s -= max(0.0, seconds - SLOW_S)
+        if self._left_s < 0:
+            raise GrammarStuck("to find out what may come next takes too long; can its rules read a text in many ways?")
+
+
 class Matcher:
     """One answer's place in its grammar. Made by `Grammars.matcher`."""
 
@@ -51,15 +71,17 @@ class Matcher:
         matcher: "llguidance.LLMatcher",
         text_ids: NDArray[np.uint8],
         end_ids: NDArray[np.uint8],
+        patience: _Patience | None = None,
     ) -> None:
         self.grammar = grammar
         self._matcher = matcher
         self._text_ids, self._end_ids = text_ids, end_ids
+        self._patience = patience or _Patience()
         self._mask = b""  # the last one
 
     def copy(self) -> "Matcher":
-        """Another one at the same place."""
-        copied = Matcher(self.grammar, self._matcher.deep_copy(), self._text_ids, self._end_ids)
+        """Another one of the same request, at the same place."""
+        copied = Matcher(self.grammar, self._matcher.deep_copy(), self._text_ids, self._end_ids, self._patience)
         copied._mask = self._mask
         return copied
 
@@ -68,6 +90,13 @@ class Matcher:
 
         Raises GrammarStuck, NotAllowed.
         """
+        begin = time.thread_time()
+        mask = self._follow(ids)
+        if ids:  # the first mask stops nobody: it is made on a thread of its own
+            self._patience.spend(time.thread_time() - begin)
+        return mask
+
+    def _follow(self, ids: Sequence[int]) -> bytes | None:
         if ids and not self._matcher.consume_tokens(list(ids)):
             # Of text that the model has no token for the library may allow what it does not take.
             was_allowed = len(ids) == 1 and ids[0] < 8 * len(self._mask) and allows(self._mask, ids[0])

@@ -211,3 +211,40 @@ def test_compiled_grammars_are_kept_as_long_as_they_are_used(tokenizer, monkeypa
     for grammar in (first, second, first, third):
         grammars.matcher(grammar, [])
     assert [grammars.knows(grammar) for grammar in (first, second, third)] == [True, False, True]
+
+
+class Clock:
+    """Of a thread that spends `seconds` between two looks."""
+
+    def __init__(self, seconds: float) -> None:
+        self.now, self.seconds = 0.0, seconds
+
+    def thread_time(self) -> float:
+        self.now += self.seconds
+        return self.now
+
+
+def test_answers_of_a_request_whose_masks_become_slow_end_by_what_all_took(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = grammars.matcher(Grammar("lark", 'start: s\ns: s s | "a"'), [END])
+    a = next(token for token in ids_of(first.follow(())) if token != END)
+    monkeypatch.setattr(grammars_module, "time", Clock(grammars_module.SLOW_S + grammars_module.MAX_SLOW_S / 2.5))
+    second = first.copy()
+    other = grammars.matcher(first.grammar, [END])
+    first.follow([a])
+    second.follow([a])
+    with pytest.raises(GrammarStuck, match="too long"):
+        first.follow([a])
+    with pytest.raises(GrammarStuck, match="too long"):
+        second.follow([a])
+    other.follow(())
+    other.follow([a])  # of another request
+
+
+def test_masks_of_usual_length_may_be_as_many_as_they_like(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    matcher = grammars.matcher(Grammar("regex", "a*"), [END])
+    monkeypatch.setattr(grammars_module, "time", Clock(grammars_module.SLOW_S / 2))
+    a = next(token for token in ids_of(matcher.follow(())) if token != END)
+    for _ in range(1000):
+        matcher.follow([a])
