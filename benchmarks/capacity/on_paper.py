@@ -3,7 +3,7 @@
 import heapq
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -122,13 +122,14 @@ class Session:
         self._clock, self._loop, self._executor = clock, loop, executor
         self.core = Scheduler(prefix_caching=False)
         self._share = Amounts(room.num_blocks // share, room.max_rows // share, room.tokens_per_step // share)
-        self.core.attach(paper_lease(*self._share, BLOCK_SIZE, VOCAB_SIZE))
+        lease = paper_lease(*self._share, BLOCK_SIZE, VOCAB_SIZE)
+        self.core.attach(replace(lease, most_lent=self._share._replace(tokens=NO_LIMIT)))
 
     def begin_with(self, sequences: list[Sequence]) -> None:
         """They run already, as far as there is room for them: prompts were computed before the clock began, in steps
         without a limit."""
         core = self.core
-        core.change_lease(LeaseChange(granted_tokens=NO_LIMIT))
+        core.change_lease(LeaseChange(granted_tokens=NO_LIMIT - self._share.tokens))
         for sequence in sequences:
             core.submit(sequence)
         while any(sequence.state is State.WAITING for sequence in sequences) and (plan := core.plan()) is not None:
