@@ -35,6 +35,7 @@ class GrammarMasks:
         self._queue = GrammarQueue(self._compile, settings.max_waiting_grammars, settings.max_tenant_waiting_grammars)
         self._fail, self._on_late = fail, on_late
         self._waiting: deque[Sequence] = deque()  # for their masks
+        self._later: asyncio.Handle | None = None  # the next slice, where some wait for one
         self._has_any = False  # until the first grammar, nobody is looked at
 
     def close(self) -> None:
@@ -71,11 +72,9 @@ class GrammarMasks:
     def on_tokens(self, updated: Iterable[Sequence]) -> None:
         """These have got tokens. Masks that cannot be made in a slice of time are made after the next plan."""
         if self._has_any:
-            late = {id(sequence) for sequence in self._waiting}  # of results before this one
             self._waiting.extend(sequence for sequence in updated if sequence.needs_mask)
-            for sequence in self._give():
-                if id(sequence) in late:
-                    self._on_late(sequence)
+            if self._later is None:  # else these are behind others, which have a slice of their own in each turn
+                self._give()
 
     def _give(self) -> list[Sequence]:
         """Returns those that have got their masks."""
@@ -86,11 +85,12 @@ class GrammarMasks:
                 self._give_one(sequence)
                 given.append(sequence)
             if self._waiting and time.perf_counter() > end:
-                asyncio.get_running_loop().call_soon(self._give_later)
+                self._later = asyncio.get_running_loop().call_soon(self._give_later)
                 break
         return given
 
     def _give_later(self) -> None:
+        self._later = None
         for sequence in self._give():
             self._on_late(sequence)
 
