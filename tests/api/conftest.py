@@ -2,7 +2,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from paged.client import Client
+from paged.client import Client, Retries
 from scheduler_svc.api.server import ApiServer
 from scheduler_svc.settings import SchedulerSettings
 from tests.api.scripted_engine import ScriptedEngine
@@ -28,5 +28,6 @@ async def address(engine: ScriptedEngine, settings: SchedulerSettings) -> AsyncI
 
 @pytest.fixture
 async def client(address: str) -> AsyncIterator[Client]:
-    async with Client(address) as connected:
+    """What the server says is told as it is; that some of it is asked again is `tests/client`'s."""
+    async with Client(address, retries=Retries(max_attempts=1)) as connected:
         yield connected
