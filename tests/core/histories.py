@@ -57,4 +57,5 @@ searches = st.fixed_dictionaries(
 
 def thirds(output: list[int]) -> list[int]:
     """A grammar: which third of the ids may come next depends on all of the output, and after nine tokens none may."""
-    return [token for token in range(VOCAB_SIZE) if (token + sum(output) + len(output)) % 3 == 0 and len(output) < 9]
+    first = -(sum(output) + len(output)) % 3
+    return list(range(first, VOCAB_SIZE, 3)) if len(output) < 9 else []

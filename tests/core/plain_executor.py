@@ -1,7 +1,10 @@
 """An executor in plain dicts and lists: the oracle of the core's tests. It obeys plans and notices broken rules."""
 
 import hashlib
+from array import array
 from collections.abc import Callable
+from functools import lru_cache
+from itertools import accumulate, cycle, islice
 
 from scheduler_svc.core.plan import Copies, Lease, Plan, Result, Returned
 from scheduler_svc.core.sequence import TokenLogprobs
@@ -9,9 +12,13 @@ from scheduler_svc.core.sequence import TokenLogprobs
 VOCAB_SIZE = 50
 
 
+def _hash(context: list[int], index: int) -> bytes:
+    return hashlib.sha256(array("q", [*context, index]).tobytes()).digest()
+
+
 def next_token(context: list[int], index: int, allowed: list[int] | None = None) -> int:
     """The model: a hash of all tokens so far, and of the sample's index; the next allowed id from there on."""
-    token = int.from_bytes(hashlib.sha256(repr((context, index)).encode()).digest()[:4], "little") % VOCAB_SIZE
+    token = int.from_bytes(_hash(context, index)[:4], "little") % VOCAB_SIZE
     if allowed is not None:
         token = min(allowed, key=lambda candidate: (candidate - token) % VOCAB_SIZE)
     return token
@@ -33,9 +40,9 @@ Rule = Callable[[list[int]], list[int]]
 
 def likely_tokens(context: list[int], index: int, count: int) -> TokenLogprobs:
     """The token of `next_token` is the most likely one; log-probabilities are fractions of 64, so sums are exact."""
-    gaps = hashlib.sha256(repr((context, index)).encode()).digest()[4:]
     token, count = next_token(context, index), min(count, VOCAB_SIZE)
-    values = [-sum(gaps[i % len(gaps)] % 96 + 1 for i in range(rank + 1)) / 64 for rank in range(count)]
+    gaps = islice(cycle(_hash(context, index)[4:]), count)
+    values = [-total / 64 for total in accumulate(gap % 96 + 1 for gap in gaps)]
     return TokenLogprobs(values[0] if count else 0, 1, [(token + 7 * i) % VOCAB_SIZE for i in range(count)], values)
 
 
@@ -44,10 +51,23 @@ def prompt_score(context: list[int], target: int) -> TokenLogprobs:
     return TokenLogprobs(-float(next_token(context, target)), 1 + target, [], [])
 
 
+@lru_cache(maxsize=1000)
+def prompt_scores(prompt: tuple[int, ...]) -> list[TokenLogprobs]:
+    """Of all its tokens but the first."""
+    return [prompt_score(list(prompt[:i]), prompt[i]) for i in range(1, len(prompt))]
+
+
 def continuation(
     prompt: list[int], end_ids: tuple[int, ...], max_total: int, index: int = 0, rule: Rule | None = None
 ) -> list[int]:
     """What a sequence must come to, whatever else runs."""
+    return list(_continuation(tuple(prompt), end_ids, max_total, index, rule))
+
+
+@lru_cache(maxsize=1000)  # asked for again after every operation
+def _continuation(
+    prompt: tuple[int, ...], end_ids: tuple[int, ...], max_total: int, index: int, rule: Rule | None
+) -> list[int]:
     tokens = list(prompt)
     while len(tokens) < max_total:
         allowed = rule(tokens[len(prompt) :]) if rule else None
@@ -169,13 +189,14 @@ class PlainExecutor:
         return row["known"][-1]
 
     def _context(self, row: dict, length: int) -> list[int]:
-        context = []
-        for position in range(length):
-            at, stretched, token = self.slots[self._slot(row, position)]
-            assert at == position, "a block holds another prefix than its table says"
-            assert stretched == row["stretched"], "a block holds keys that were turned for another length"
-            context.append(token)
-        return context
+        """Its tokens, as its blocks hold them."""
+        size = self.block_size
+        slots = [block * size + offset for block in row["table"] for offset in range(size)][:length]
+        held = [self.slots[slot] for slot in slots]
+        assert [at for at, _, _ in held] == list(range(length)), "a block holds another prefix than its table says"
+        stretched = {kind for _, kind, _ in held}
+        assert stretched <= {row["stretched"]}, "a block holds keys that were turned for another length"
+        return [token for _, _, token in held]
 
     def _slot(self, row: dict, position: int) -> int:
         return row["table"][position // self.block_size] * self.block_size + position % self.block_size

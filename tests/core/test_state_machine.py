@@ -17,7 +17,7 @@ from scheduler_svc.core.tenants import TenantLimits, Tenants
 from tests.core.beam_oracle import beam_answers
 from tests.core.beams import beams_of
 from tests.core.histories import leases, requests, searches, thirds
-from tests.core.plain_executor import PlainExecutor, continuation, packed, prompt_score
+from tests.core.plain_executor import PlainExecutor, continuation, packed, prompt_scores
 
 
 class Core(RuleBasedStateMachine):
@@ -396,7 +396,7 @@ class Core(RuleBasedStateMachine):
         for sequence in self.sequences:
             prompt, scores = sequence.token_ids[: sequence.num_prompt], sequence.prompt_logprobs
             asked = sequence.sampling.prompt_logprobs is not None
-            assert scores == [prompt_score(prompt[:i], prompt[i]) for i in range(1, len(scores) + 1)]
+            assert scores == prompt_scores(tuple(prompt))[: len(scores)]
             if sequence.num_output:
                 assert len(scores) == (len(prompt) - 1 if asked else 0)
 
@@ -425,11 +425,11 @@ class Core(RuleBasedStateMachine):
         self.every_log_probability_of_a_prompt_is_exact()
 
 
-budget = settings(max_examples=200, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck))
+budget = settings(max_examples=100, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck))
 TestCore = Core.TestCase
 TestCore.settings = budget
 
 
 @pytest.mark.slow
 class TestCoreForLong(Core.TestCase):
-    settings = settings(budget, max_examples=800, stateful_step_count=80)
+    settings = settings(budget, max_examples=1000, stateful_step_count=80)
