@@ -71,10 +71,27 @@ def attached(monkeypatch) -> dict[torch.nn.Module, attention.PagedLayer]:
 
 
 def seen_by(runner, module, layer, step, table: list[int]) -> list[set[int]]:
-    """For each query of the step, which earlier positions' slots change what the layer attends to."""
-    outputs, caches = [], (layer.key_cache, layer.value_cache)
-    hook = module.register_forward_hook(lambda *call: outputs.append(call[2][0][0]))
+    """For each query of the step, which earlier positions' slots change what the layer attends to: the step is run,
+    then the layer alone, again and again, with what it was given in there."""
+    given, outputs, caches = [], [], (layer.key_cache, layer.value_cache)
+    hooks = [
+        module.register_forward_pre_hook(lambda *call: given.append((*call[1:], layer.step.tensors)), with_kwargs=True),
+        module.register_forward_hook(lambda *call: outputs.append(call[2][0][0])),
+    ]
     runner.run(step)
+    for hook in hooks:
+        hook.remove()
+    (arguments, named, tensors), (before,) = given[0], outputs
+
+    @torch.inference_mode()
+    def attended() -> torch.Tensor:
+        layer.step.tensors = tensors
+        try:
+            return module(*arguments, **named)[0][0]
+        finally:
+            layer.step.tensors = None
+
+    assert torch.equal(attended(), before)
     first = int(step.positions[0])
     seen = [set() for _ in step.positions]
     for position in range(first):
@@ -82,13 +99,11 @@ def seen_by(runner, module, layer, step, table: list[int]) -> list[set[int]]:
         kept = [cache[block, offset].clone() for cache in caches]
         for cache in caches:
             cache[block, offset] = 1 - 2 * cache[block, offset]
-        runner.run(step)
+        after = attended()
         for cache, value in zip(caches, kept, strict=True):
             cache[block, offset] = value
-        for query, (before, after) in enumerate(zip(outputs[0], outputs.pop(), strict=True)):
-            if not torch.equal(before, after):
-                seen[query].add(position)
-    hook.remove()
+        for query in (before != after).any(-1).nonzero()[:, 0].tolist():
+            seen[query].add(position)
     return seen
 
 
