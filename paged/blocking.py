@@ -32,6 +32,7 @@ class ClientOptions(TypedDict, total=False):
     insecure: bool
     max_message_bytes: int
     retries: Retries
+    share_calls: bool
     channel_options: Sequence[tuple[str, Any]]
 
 

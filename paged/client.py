@@ -35,6 +35,7 @@ from paged.errors import (
     UnavailableError,
     translated,
 )
+from paged.many import Many, NotTaken
 from paged.requests import Options, Prompt, chat, generate_request, picked
 from paged.retries import DEFAULT_RETRIES, Attempts, Retries
 from paged.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
@@ -93,6 +94,10 @@ class Client:
     `token_file` (read again when it changes), goes with each call; without encryption it does not leave the machine,
     unless `insecure` says so. `max_message_bytes` bounds a message in either direction; the server has a
     limit of its own (`--max-message-bytes`). `channel_options` go before our own.
+
+    With `share_calls` answers that stream have a few calls together (GenerateMany) instead of one each: with dozens of
+    them at once that costs client and scheduler a fraction. Errors, deadlines and retries are the same; but what
+    interceptors add to a call, such as the context of a trace, is then not each answer's own.
     """
 
     def __init__(
@@ -106,6 +111,7 @@ class Client:
         insecure: bool = False,
         max_message_bytes: int = 64 * 1024 * 1024,
         retries: Retries = DEFAULT_RETRIES,
+        share_calls: bool = False,
         channel_options: Sequence[tuple[str, Any]] = (),
     ) -> None:
         self._retries = retries
@@ -120,6 +126,7 @@ class Client:
             given=channel_options,
         )
         self._inference: Any = inference_pb2_grpc.InferenceServiceStub(self._channel)
+        self._many = Many(self._inference.GenerateMany) if share_calls else None
         self._control: Any = control_pb2_grpc.ControlServiceStub(self._channel)
 
     async def __aenter__(self) -> Self:
@@ -132,6 +139,8 @@ class Client:
 
     async def close(self) -> None:
         """End the connection and every call on it."""
+        if self._many is not None:
+            await self._many.close()
         await self._channel.close(None)
 
     async def generate(
@@ -258,6 +267,14 @@ class Client:
     ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
         """Those of the first attempt that gets any, or ends well."""
         attempts = Attempts(self._retries, timeout_s)
+        if self._many is not None and not (request.HasField("stream") and not request.stream):
+            try:
+                async with aclosing(self._shared(self._many, request, attempts)) as messages:
+                    async for message in messages:
+                        yield message
+                return
+            except NotTaken:
+                pass
         while True:
             call = self._inference.Generate(request, timeout=attempts.left_s, metadata=self._token.metadata)
             has_begun = False
@@ -270,6 +287,26 @@ class Client:
                 pause_s = await self._pause_s(call, error, None if has_begun else attempts)
             finally:
                 call.cancel()
+            await asyncio.sleep(pause_s)
+
+    async def _shared(
+        self, many: Many, request: inference_pb2.GenerateRequest, attempts: Attempts
+    ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
+        """As `_messages`, in a call with others. Raises NotTaken."""
+        while True:
+            generation = many.begin(request, attempts.left_s, self._token.metadata)
+            has_begun = False
+            try:
+                async for message in generation:
+                    has_begun = True
+                    yield message
+                return
+            except PagedClientError as error:
+                pause_s = None if has_begun else attempts.pause_s(error)
+                if pause_s is None:
+                    raise
+            finally:
+                generation.close()
             await asyncio.sleep(pause_s)
 
     async def _retried(self, method: Callable[..., Any], request: Any) -> Any:

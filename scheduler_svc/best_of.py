@@ -20,15 +20,19 @@ class BestOf(Samples):
 
     async def next_delta(self) -> Delta:
         """The next piece of an answer; `index` is its rank. Raises the error that has ended one of the samples."""
-        while not self._is_ranked:
+        while (delta := self.delta_now()) is None:
+            await self.reader.turn()
+        return delta
+
+    def delta_now(self) -> Delta | None:
+        if not self._is_ranked:
             if (error := next((answer.error for answer in self.answers if answer.error is not None), None)) is not None:
                 raise error
-            if all(answer.is_over for answer in self.answers):
-                ranked = sorted(self.answers, key=lambda answer: -answer.total_logprob)
-                self._unfinished = deque(ranked[: self._num_returned])
-                self._is_ranked = True
-            else:
-                await self.reader.turn()
+            if not all(answer.is_over for answer in self.answers):
+                return None
+            ranked = sorted(self.answers, key=lambda answer: -answer.total_logprob)
+            self._unfinished = deque(ranked[: self._num_returned])
+            self._is_ranked = True
         answer = self._unfinished[0]
         delta = replace(answer.next_delta(), index=self._num_returned - len(self._unfinished))
         if delta.finish is not None:

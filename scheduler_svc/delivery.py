@@ -22,8 +22,7 @@ SLICE_S = 0.002  # of a turn of the event loop, for text that is made though its
 MESSAGES_IN_A_TURN = 16  # so that a result waits for some 2 ms at most; in a row they cost less than one by one
 TURNS_BETWEEN = 2  # what gRPC has to say of a new call takes several
 UNTAKEN_TOKENS = 32  # that may wait in the core for a reader who is behind
-# A message costs as much as ten tokens in it. Streams rest so long that the loop has time for the messages of all.
-REST_S_PER_STREAM = 100e-6
+# Streams rest so long that the loop has time for what leaves of all (`Reader.rest_s_per_stream`).
 MAX_REST_S = 0.1
 MIN_REST_S = 0.002  # less is not worth the timer
 TIMER_S = 0.001  # the event loop's timers know no less, and one that is early would be asked for again at once
@@ -49,10 +48,12 @@ class Delivery:
         self._take = take
         self._fail = fail
         self._queue: deque[Answer] = deque()
-        self._resting: deque[Answer] = deque()  # in the order in which they have rested enough
-        self._rest_s = 0.0  # after a message that leaves now
+        # In the order in which they have rested enough; those that are gathered apart, for they rest less.
+        self._resting: tuple[deque[Answer], deque[Answer]] = (deque(), deque())
+        self._num_streams = 0  # that have something new, or rest
         self._has_turn = False  # scheduled on the event loop
-        self._timer: asyncio.TimerHandle | None = None  # for the first who rests
+        self._timer: asyncio.TimerHandle | None = None  # for the first who rests, until `_timer_at`
+        self._timer_at = 0.0
         self._readers: set[Reader] = set()
         self.unread_bytes = 0
         self.num_messages = self.num_tokens = 0  # of streams
@@ -77,8 +78,7 @@ class Delivery:
             if not answer.is_queued and (not answer.is_resting or answer.is_urgent):
                 answer.is_queued = True
                 self._queue.append(answer)
-        rest_s = min((len(self._queue) + len(self._resting)) * REST_S_PER_STREAM, MAX_REST_S)
-        self._rest_s = rest_s if rest_s >= MIN_REST_S else 0.0
+        self._num_streams = len(self._queue) + sum(map(len, self._resting))
         self._have_turn()
 
     def ask(self, answer: Answer) -> None:
@@ -100,14 +100,17 @@ class Delivery:
             answer.taken_at = None
         if not reader.is_whole:
             now = time.perf_counter()
-            self.num_messages += 1
+            self.num_messages += not reader.is_gathered
             self.num_tokens += len(delta.token_ids)
             if noted_at is not None:
                 self.result_to_write_s.add(now - noted_at)
-            if self._rest_s and delta.finish is None and not answer.is_resting:
-                answer.is_resting, answer.rests_until = True, now + self._rest_s
-                self._resting.append(answer)
-                self._have_turn()
+            rest_s = min(self._num_streams * reader.rest_s_per_stream, MAX_REST_S)
+            if rest_s >= MIN_REST_S and delta.finish is None and not answer.is_resting:
+                answer.is_resting, answer.rests_until = True, now + rest_s
+                resting = self._resting[reader.is_gathered]
+                resting.append(answer)
+                if len(resting) == 1:  # others rest longer than the first of their kind
+                    self._have_turn()
         return delta
 
     def _have_turn(self, turns_before: int = 0) -> None:
@@ -116,9 +119,13 @@ class Delivery:
         if self._queue:
             self._has_turn = True
             self._let_pass(turns_before)
-        elif self._resting and self._timer is None:
-            rest_s = self._resting[0].rests_until - time.perf_counter()
-            self._timer = asyncio.get_running_loop().call_later(max(rest_s, TIMER_S), self._on_rested)
+        elif any(self._resting):
+            rested_at = min(resting[0].rests_until for resting in self._resting if resting)
+            if self._timer is None or rested_at < self._timer_at:
+                if self._timer is not None:
+                    self._timer.cancel()
+                rest_s, self._timer_at = max(rested_at - time.perf_counter(), TIMER_S), rested_at
+                self._timer = asyncio.get_running_loop().call_later(rest_s, self._on_rested)
 
     def _let_pass(self, num_turns: int) -> None:
         """Have a turn after so many that are for others."""
@@ -134,13 +141,13 @@ class Delivery:
         self._have_turn()
 
     def _end_rests(self, now: float) -> None:
-        resting = self._resting
-        while resting and resting[0].rests_until <= now:
-            answer = resting.popleft()
-            answer.is_resting = False
-            if answer.has_more and not answer.is_queued:
-                answer.is_queued = True
-                self._queue.append(answer)
+        for resting in self._resting:
+            while resting and resting[0].rests_until <= now:
+                answer = resting.popleft()
+                answer.is_resting = False
+                if answer.has_more and not answer.is_queued:
+                    answer.is_queued = True
+                    self._queue.append(answer)
 
     def _turn(self) -> None:
         """For the next messages, and for what cannot wait for its reader before them."""
@@ -155,7 +162,9 @@ class Delivery:
             may_leave = reader.is_waiting and not reader.is_whole and (not answer.is_resting or answer.has_ended)
             if may_leave or answer.cannot_wait(UNTAKEN_TOKENS):
                 self._serve(answer, may_leave)
-                num_messages += may_leave
+                num_messages += may_leave and not reader.is_gathered
+            elif not answer.is_resting:
+                reader.pass_over(answer)
         self._have_turn(TURNS_BETWEEN)
 
     def _serve(self, answer: Answer, may_leave: bool) -> None:

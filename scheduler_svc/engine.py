@@ -7,7 +7,9 @@ waiting first, in slices that leave the event loop free for the next result.
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import cast
 
 import structlog
 
@@ -37,6 +39,7 @@ from scheduler_svc.errors import (
 from scheduler_svc.expiries import Expiries
 from scheduler_svc.feasibility import check_in_time
 from scheduler_svc.fleet import Fleet
+from scheduler_svc.gathering import GatheredReader, Gathering
 from scheduler_svc.grammar_masks import GrammarMasks
 from scheduler_svc.high_water import MANY_BLOCKS, HighWater, give_back
 from scheduler_svc.loads import load_of
@@ -134,19 +137,39 @@ class Engine:
         Raises DuplicateRequest, QueueFull, DeadlineTooShort, ModelNotFound, InvalidRequest, Unavailable; later
         RequestAborted, RequestFailed, DeadlineExceeded.
         """
+        async with self._opened(request) as samples:
+            while not samples.are_finished:
+                yield await samples.next_delta()
+
+    def gathering(self) -> Gathering:
+        """Somebody who takes the answers to many requests together."""
+        return Gathering(self.delivery)
+
+    @asynccontextmanager
+    async def gathered(self, request: GenerationRequest, gathering: Gathering) -> AsyncIterator[GatheredReader]:
+        """The request's place in the gathering, through which its answers come; leaving it frees everything. Raises
+        what `generate` does: what that raises later ends the reader."""
+        async with self._opened(request, gathering) as samples:
+            reader = cast(GatheredReader, samples.reader)
+            try:
+                yield reader
+            finally:
+                reader.end()
+
+    @asynccontextmanager
+    async def _opened(self, request: GenerationRequest, gathering: Gathering | None = None) -> AsyncIterator[Samples]:
         model = self.model(request.model)
         self._check_acceptable(request, model)
         place = self._backlog.enter(request)
         try:
             echo = await model.detokenize(request.prompt_ids, True) if request.echo else None
-            samples = self._open(request, model, echo)
+            samples = self._open(request, model, echo, gathering)
             try:
                 if request.grammar is not None:
                     await samples.open_with(self._masks.begin(request.grammar, samples.answers, model.grammars))
                 await self._submit(samples.first, model, request)
                 self._backlog.note_queued(place)
-                while not samples.are_finished:
-                    yield await samples.next_delta()
+                yield samples
             finally:
                 self._forget(request, samples)
         finally:
@@ -191,11 +214,13 @@ class Engine:
     def load(self) -> control_pb2.GetLoadResponse:
         return load_of(self.fleet, self._counts, self.delivery)
 
-    def _open(self, request: GenerationRequest, model: ServedModel, echo: str | None) -> Samples:
+    def _open(
+        self, request: GenerationRequest, model: ServedModel, echo: str | None, gathering: Gathering | None
+    ) -> Samples:
         self._check_acceptable(request, model)
         if max(request.prompt_ids) >= model.facts.vocab_size:
             raise Unavailable("the model has changed since the prompt was tokenized; try again")
-        samples = open_request(request, model.text.tokenizer, model.facts.eos_token_ids, echo, self.delivery)
+        samples = open_request(request, model.text.tokenizer, model.facts.eos_token_ids, echo, self.delivery, gathering)
         samples.model = model.name
         for answer in samples.answers:
             answer.sequence.scheduler = model.waiting  # until it is placed

@@ -9,6 +9,7 @@ from scheduler_svc.core.beam import BeamParameters, BeamSearch
 from scheduler_svc.core.beam_group import BeamGroup
 from scheduler_svc.core.sequence import Sampling, Sequence
 from scheduler_svc.delivery import Delivery
+from scheduler_svc.gathering import GatheredReader, Gathering
 from scheduler_svc.reader import Reader
 from scheduler_svc.requests import BeamOptions, GenerationRequest
 from scheduler_svc.samples import Samples
@@ -22,10 +23,14 @@ def open_request(
     eos_token_ids: Iterable[int],
     echo: str | None,
     delivery: Delivery,
+    gathering: Gathering | None = None,
 ) -> Samples:
     """New sequences, the first of which stands for all until the core has been given it. `echo` is the text that each
-    answer begins with."""
-    reader = Reader(request.request_id, is_whole=not request.streams or request.best_of is not None)
+    answer begins with. Without a `gathering` they have a reader of their own."""
+    is_whole = not request.streams or request.best_of is not None
+    reader = Reader(request.request_id, is_whole=is_whole)
+    if gathering is not None:
+        reader = GatheredReader(request.request_id, gathering, is_whole=is_whole)
     delivery.open(reader)
     sampling, end_token_ids = request.sampling, _end_token_ids(request, eos_token_ids)
     if request.best_of is not None and sampling.logprobs is None:
@@ -42,8 +47,12 @@ def open_request(
         sequences[0].held = sequences[1:]
     if request.best_of is not None:
         with_logprobs = request.sampling.logprobs is not None
-        return BestOf(answers, delivery, request.num_samples, with_logprobs=with_logprobs)
-    return Samples(answers, delivery)
+        samples: Samples = BestOf(answers, delivery, request.num_samples, with_logprobs=with_logprobs)
+    else:
+        samples = Samples(answers, delivery)
+    if isinstance(reader, GatheredReader):
+        reader.samples = samples
+    return samples
 
 
 def _end_token_ids(request: GenerationRequest, eos_token_ids: Iterable[int]) -> tuple[int, ...]:

@@ -1,6 +1,7 @@
 """Who reads the answers of one call: whether it waits for a message, and how much waits for it."""
 
 import asyncio
+from typing import ClassVar
 
 
 class Reader:
@@ -12,6 +13,10 @@ class Reader:
     """
 
     __slots__ = ("_turn", "is_whole", "request_id", "unread_bytes")
+
+    # A message costs as much as ten tokens in it.
+    rest_s_per_stream: ClassVar[float] = 100e-6
+    is_gathered: ClassVar[bool] = False  # what it reads leaves in a message with what others read
 
     def __init__(self, request_id: str, *, is_whole: bool) -> None:
         self.request_id = request_id
@@ -27,6 +32,9 @@ class Reader:
         """Harmless if nobody waits."""
         if self._turn is not None and not self._turn.done():
             self._turn.set_result(None)
+
+    def pass_over(self, answer: object) -> None:
+        """The answer's turn has come while it did not wait. It asks again by itself, when it has taken its message."""
 
     async def turn(self) -> None:
         """Until `wake`."""

@@ -68,29 +68,46 @@ class Samples:
         finally:
             self._opening = None
 
+    @property
+    def has_news(self) -> bool:
+        """Whether there is a delta."""
+        return any(answer.has_news for answer in self._unfinished)
+
     async def next_delta(self) -> Delta:
         """All that waits of one answer, when its turn has come; one after another where several have news. Raises the
         error that has ended one of them, without waiting."""
-        answer = None
-        for other in self._unfinished:
-            if other.error is not None:
-                answer = other
-            elif other.has_more:
-                self._delivery.ask(other)
-        while answer is None:
+        has_failed = False
+        for answer in self._unfinished:
+            if answer.error is not None:
+                has_failed = True
+            elif answer.has_more:
+                self._delivery.ask(answer)
+        if not has_failed:
             await self.reader.turn()
-            answer = self._with_news()
+        while (delta := self.delta_now()) is None:
+            await self.reader.turn()
+        return delta
+
+    def delta_now(self) -> Delta | None:
+        """All that waits of one answer; None where nothing does. Raises the error that has ended one of them."""
+        answer = self._with_news()
+        if answer is None:
+            return None
         delta = self._delivery.message(answer)
         if delta.finish is not None:
             self._unfinished.remove(answer)
         return delta
 
     def _with_news(self) -> Answer | None:
-        """One of the answers that have something to say; who was found is found last the next time."""
+        """One of the answers that have something to say, before others one that has failed; who was found is found last
+        the next time."""
+        found = None
         for answer in self._unfinished:
-            if answer.has_news:
-                if len(self._unfinished) > 1:
-                    self._unfinished.remove(answer)
-                    self._unfinished.append(answer)
+            if answer.error is not None:
                 return answer
-        return None
+            if found is None and answer.has_news:
+                found = answer
+        if found is not None and len(self._unfinished) > 1:
+            self._unfinished.remove(found)
+            self._unfinished.append(found)
+        return found

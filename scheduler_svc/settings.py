@@ -159,6 +159,12 @@ class SchedulerSettings(BaseSettings):
         le=1_000_000,
         description="gRPC calls at once, those of health apart; more are RESOURCE_EXHAUSTED.",
     )
+    max_many_calls: int = Field(
+        default=128,
+        ge=1,
+        le=1_000_000,
+        description="Calls of GenerateMany at once, which count as their answers do, too; more are RESOURCE_EXHAUSTED.",
+    )
     max_receive_s: PositiveSeconds = Field(
         default=30.0,
         description="Seconds that a call's request may take to arrive; what takes longer ends with DEADLINE_EXCEEDED.",

@@ -38,9 +38,9 @@ CORES_FOR_FOUR = 10  # schedulers: theirs, executor's and readers'
 Figures = dict[str, object]
 
 
-async def run(num_schedulers: int, num_streams: int, seconds: float) -> Figures:
+async def run(num_schedulers: int, num_streams: int, seconds: float, *, share_calls: bool) -> Figures:
     async with served(num_schedulers, num_streams) as system:
-        window = await watch(system, Load(system.target, num_streams), SETTLE_S, seconds)
+        window = await watch(system, Load(system.target, num_streams, share_calls=share_calls), SETTLE_S, seconds)
     messages, tokens = _streamed(window)
     per_scheduler = num_streams // num_schedulers
     period_ms = 1e3 * num_streams * window.seen.seconds / messages
@@ -105,7 +105,7 @@ async def measure(args: argparse.Namespace) -> list[Figures]:
     rows = []
     for num_schedulers in args.schedulers:
         for num_streams in args.streams:
-            rows.append(await run(num_schedulers, num_streams, args.seconds))
+            rows.append(await run(num_schedulers, num_streams, args.seconds, share_calls=args.share_calls))
             _say(rows[-1])
     return rows
 
@@ -117,6 +117,7 @@ def main() -> None:
     parser.add_argument("--schedulers", type=int, nargs="+", default=counts)
     parser.add_argument("--streams", type=int, nargs="+", default=STREAMS)
     parser.add_argument("--seconds", type=float, default=MEASURED_S, help="measured in each run")
+    parser.add_argument("--share-calls", action="store_true", help="streams have a few calls together (GenerateMany)")
     parser.add_argument("--memory", action="store_true", help="the scheduler's memory, instead")
     args = parser.parse_args()
     try:

@@ -165,6 +165,9 @@ def bench(
     drain_s: Annotated[float, typer.Option(min=0, max=3600, help="Most seconds for the last answers to end.")] = 60.0,
     seed: Annotated[int, typer.Option(min=0, max=2**31, help="Equal seeds ask for the same.")] = 0,
     model: Model = "",
+    share_calls: Annotated[
+        bool, typer.Option("--share-calls", help="Answers have a few calls together, not one each.")
+    ] = False,
     plot: Annotated[Path | None, typer.Option(help="SVG or PNG file to draw the figures into.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -177,6 +180,7 @@ def bench(
         mix=mix,
         rate=rate,
         model=model,
+        share_calls=share_calls,
         seed=seed,
     )
     course = load_test.Course(warm_up_s, seconds, drain_s)

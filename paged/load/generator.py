@@ -12,9 +12,11 @@ import grpc.aio
 from paged.errors import PagedClientError, translated
 from paged.load.lengths import Mix, mixed_lengths
 from paged.load.seen import Seen
+from paged.many import Generation, Many
 from paged.v1 import inference_pb2
 
 METHOD = "/paged.v1.InferenceService/Generate"
+METHOD_OF_MANY = "/paged.v1.InferenceService/GenerateMany"
 IDS = (300, 30_000)  # of which prompts are made
 LONGEST = 4096
 ERROR_PAUSE_S = 0.1
@@ -24,6 +26,8 @@ ERROR_PAUSE_S = 0.1
 class Load:
     """`streams` requests at once, each followed by another, unless `once`; or, where there is a `rate`, requests that
     come at random, so many a second, whatever becomes of those before, with at most `streams` of them open.
+
+    With `share_calls` the answers have a few calls together.
 
     Lengths in tokens are of a `mix` (prompt and output together have at most `longest`), or drawn
     evenly from their ranges. The first outputs of streams are from 1 on, so that they do not end together (unless
@@ -39,6 +43,7 @@ class Load:
     rate: float | None = None
     model: str = ""
     once: bool = False
+    share_calls: bool = False
     seed: int = 0
 
 
@@ -51,6 +56,13 @@ class LoadGenerator:
         self._metadata = metadata
         # Messages are read as bytes and parsed here: a stub does more than there is time for.
         self._generate: Any = channel.unary_stream(METHOD)
+        self._many = Many(
+            channel.stream_stream(
+                METHOD_OF_MANY,
+                request_serializer=inference_pb2.GenerateManyRequest.SerializeToString,
+                response_deserializer=inference_pb2.GenerateManyResponse.FromString,
+            )
+        )
         self._cold = set(range(load.streams)) if load.rate is None else set()
         self._warm = asyncio.Event()
         self._seen: Seen | None = None
@@ -71,6 +83,7 @@ class LoadGenerator:
         for task in self._sent:
             task.cancel()
         await asyncio.gather(*self._asking, *self._sent, return_exceptions=True)
+        await self._many.close()
 
     async def warmed_up(self) -> None:
         """Until every stream has had a token, or an error."""
@@ -141,11 +154,11 @@ class LoadGenerator:
         if sent_in is not None:
             sent_in.sent += 1
             sent_in.unfinished += 1
-        call = self._generate(request, metadata=self._metadata)
+        answer = self._shared(request) if self._load.share_calls else _Call(self._generate, request, self._metadata)
         try:
-            await self._answer(number, call, due, sent_in)
-        except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
-            failure = await translated(call, error)
+            await self._answer(number, answer, due, sent_in)
+        except (PagedClientError, grpc.aio.AioRpcError, asyncio.CancelledError) as error:
+            failure = await answer.translated(error)
             if not isinstance(failure, PagedClientError):
                 raise
             self.last_error = failure
@@ -156,13 +169,18 @@ class LoadGenerator:
                 _count(self._seen.earlier_errors, failure.code.name)
             self._note_warm(number)
             return True
+        finally:
+            answer.close()
         return False
 
-    async def _answer(self, number: int, call: Any, due: float, sent_in: Seen | None) -> None:
+    def _shared(self, request: bytes) -> "_Shared":
+        parsed = inference_pb2.GenerateRequest.FromString(request)
+        return _Shared(self._many.begin(parsed, None, self._metadata))
+
+    async def _answer(self, number: int, answer: "_Call | _Shared", due: float, sent_in: Seen | None) -> None:
         first = last = 0.0
         num_after_first = 0
-        while (data := await call.read()) is not grpc.aio.EOF:
-            num_tokens = len(inference_pb2.GenerateResponse.FromString(data).token_ids)
+        while (num_tokens := await answer.num_tokens()) is not None:
             if not num_tokens:
                 continue
             now, seen = time.perf_counter(), self._seen
@@ -201,6 +219,41 @@ class LoadGenerator:
             sampling=inference_pb2.SamplingParams(temperature=0),
             stop=inference_pb2.StopConditions(max_tokens=num_output, ignore_eos=True),
         ).SerializeToString()
+
+
+class _Call:
+    """An answer that has a call of its own."""
+
+    def __init__(self, generate: Any, request: bytes, metadata: Sequence[tuple[str, str]]) -> None:
+        self._call = generate(request, metadata=metadata)
+
+    async def num_tokens(self) -> int | None:
+        """Of the next message; None after the last."""
+        data = await self._call.read()
+        return None if data is grpc.aio.EOF else len(inference_pb2.GenerateResponse.FromString(data).token_ids)
+
+    async def translated(self, error: BaseException) -> BaseException:
+        return await translated(self._call, error)
+
+    def close(self) -> None:
+        self._call.cancel()
+
+
+class _Shared:
+    """The same face, of an answer in a call with others."""
+
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
+        self.close = generation.close
+
+    async def num_tokens(self) -> int | None:
+        try:
+            return len((await anext(self._generation)).token_ids)
+        except StopAsyncIteration:
+            return None
+
+    async def translated(self, error: BaseException) -> BaseException:
+        return error
 
 
 def _count(counts: dict[str, int], what: str) -> None:

@@ -62,6 +62,14 @@ class Arrivals:
         ending.add_done_callback(self._ending.discard)
 
 
+class Patience:
+    """The same face, for calls whose messages come whenever there are any."""
+
+    async def receive(self, context: grpc.aio.ServicerContext) -> bytes | None:
+        message = await context.read()
+        return None if message is grpc.aio.EOF else message
+
+
 class _Arrival:
     """One message. `timer` is for what happens next if it does not come."""
 

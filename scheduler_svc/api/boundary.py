@@ -10,15 +10,15 @@ import grpc
 import grpc.aio
 import structlog
 from google.protobuf.message import DecodeError
+from google.rpc import status_pb2  # type: ignore[import-untyped]
 
-from scheduler_svc.api.call_limits import AllCallLimits, CallLimits, OpenCallLimits
+from scheduler_svc.api.call_limits import AllCallLimits, Limits
 from scheduler_svc.api.errors import abort, internal_status, to_status
 from scheduler_svc.api.large_requests import Check, LargeRequests
 from scheduler_svc.api.live_calls import LiveCalls
 from scheduler_svc.errors import FieldViolation, InvalidRequest, PagedError, Unsupported
 
 Read = Callable[[bytes], Awaitable[Any]]  # of one request; raises InvalidRequest and what a Check does
-Limits = CallLimits | OpenCallLimits
 
 log = structlog.get_logger()
 
@@ -153,10 +153,15 @@ async def _only_request(limits: Limits, context: grpc.aio.ServicerContext) -> by
 
 
 async def _end(error: Exception, context: grpc.aio.ServicerContext, method: str) -> NoReturn:
+    await abort(context, status_of(error, method))
+
+
+def status_of(error: Exception, method: str) -> status_pb2.Status:
+    """What the client is told of the exception; one that is not ours is logged."""
     if isinstance(error, PagedError):
-        await abort(context, to_status(error))
+        return to_status(error)
     if isinstance(error, NotImplementedError):  # what generated servicers raise for what they leave out
-        await abort(context, to_status(Unsupported("this method is not served")))
+        return to_status(Unsupported("this method is not served"))
     reference = secrets.token_hex(6)
     log.error("call_failed", method=method, reference=reference, exc_info=error)
-    await abort(context, internal_status(reference))
+    return internal_status(reference)

@@ -11,11 +11,12 @@ from contextlib import contextmanager
 
 import grpc.aio
 
-from scheduler_svc.api.arrivals import Arrivals
+from scheduler_svc.api.arrivals import Arrivals, Patience
 from scheduler_svc.api.permissions import OPEN_METHODS
 from scheduler_svc.errors import FieldViolation, InvalidRequest, QueueFull, TooManyCalls
 from scheduler_svc.settings import SchedulerSettings
 
+GENERATE_MANY = "/paged.v1.InferenceService/GenerateMany"
 MAX_OPEN_CALLS_A_PEER = 32  # of one connection, which may watch each service's health
 MAX_OPEN_REQUEST_BYTES = 4096  # with which a name of a service has room
 OPEN_REQUEST_S = 5.0  # for the few bytes of a request that anybody may send
@@ -89,14 +90,47 @@ class OpenCallLimits:
             del self._num_calls[peer]
 
 
+class LongCallLimits:
+    """Of calls whose requests come whenever there are any, as `requests` within the limits of all: the same face.
+
+    Nothing tells whether the next is on its way or nobody has any, so of each as much may have come as a message may
+    have, and only their number bounds that.
+    """
+
+    def __init__(self, requests: CallLimits, max_calls: int) -> None:
+        self._requests = requests
+        self._max_calls = max_calls
+        self._num_calls = 0
+        self.arrivals = Patience()
+        self.holding = requests.holding
+
+    def enter(self, context: grpc.aio.ServicerContext) -> None:
+        """Raises QueueFull, TooManyCalls."""
+        if self._num_calls >= self._max_calls:
+            raise TooManyCalls(f"{self._num_calls} calls of GenerateMany are open, and max_many_calls allows no more")
+        self._requests.enter(context)
+        self._num_calls += 1
+        _at_the_end(self._leave)
+
+    def _leave(self) -> None:
+        self._num_calls -= 1
+
+
+Limits = CallLimits | OpenCallLimits | LongCallLimits
+
+
 class AllCallLimits:
     """Of one server."""
 
     def __init__(self, settings: SchedulerSettings) -> None:
-        self._known, self._open = CallLimits(settings), OpenCallLimits()
+        self.requests = CallLimits(settings)
+        self._open = OpenCallLimits()
+        self._long = LongCallLimits(self.requests, settings.max_many_calls)
 
-    def of(self, method: str) -> CallLimits | OpenCallLimits:
-        return self._open if method in OPEN_METHODS else self._known
+    def of(self, method: str) -> Limits:
+        if method in OPEN_METHODS:
+            return self._open
+        return self._long if method == GENERATE_MANY else self.requests
 
 
 def _at_the_end(callback: Callable[[], None]) -> None:

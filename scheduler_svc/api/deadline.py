@@ -1,7 +1,6 @@
 """How long a call may take: the client's deadline or the server's limit, whichever is sooner."""
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -23,9 +22,12 @@ class Deadline:
     @classmethod
     def of(cls, context: grpc.aio.ServicerContext, max_request_s: float) -> "Deadline":
         """Of a call. gRPC ends it at the client's deadline by itself, but one that has passed must not be queued."""
-        remaining = context.time_remaining()
-        client_s = math.inf if remaining is None else remaining
-        if client_s <= max_request_s:
+        return cls.within(context.time_remaining(), max_request_s)
+
+    @classmethod
+    def within(cls, client_s: float | None, max_request_s: float) -> "Deadline":
+        """In so many seconds of the client's, if it has said any."""
+        if client_s is not None and client_s <= max_request_s:
             return cls(client_s, "the deadline of the call has passed")
         return cls(max_request_s, f"the request took longer than the server's limit of {max_request_s:g} s")
 

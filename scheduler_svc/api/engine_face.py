@@ -1,6 +1,7 @@
 """What the servicers need of the engine."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from paged.v1 import control_pb2, executor_pb2
@@ -8,6 +9,7 @@ from scheduler_svc.block_watch import BlockChanges
 from scheduler_svc.core.cache_events import Told
 from scheduler_svc.core.tenants import Tenants
 from scheduler_svc.errors import PagedError
+from scheduler_svc.gathering import GatheredReader, Gathering
 from scheduler_svc.requests import Delta, GenerationRequest
 
 
@@ -86,6 +88,12 @@ class Engine(Protocol):
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
         """The answer as it comes; the last delta has `finish` and `usage`. Closing or cancelling it frees all."""
+
+    def gathering(self) -> Gathering:
+        """Somebody who takes the answers to many requests together."""
+
+    def gathered(self, request: GenerationRequest, gathering: Gathering) -> AbstractAsyncContextManager[GatheredReader]:
+        """The request's place in the gathering, through which its answers come; leaving it frees all."""
 
     def fail_request(self, request_id: str, error: PagedError) -> None:
         """End this request with the error, if it is live."""

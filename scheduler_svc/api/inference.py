@@ -1,20 +1,32 @@
 """The inference service: requests in, answers out."""
 
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+
 import grpc.aio
 
 from paged.v1 import inference_pb2, inference_pb2_grpc
 from scheduler_svc.api import validation
+from scheduler_svc.api.call_limits import CallLimits
 from scheduler_svc.api.deadline import Deadline
+from scheduler_svc.api.engine_face import Engine
+from scheduler_svc.api.generate_many import ManyGenerations
 from scheduler_svc.api.generating import GeneratingServicer, Saying, tokenized
 from scheduler_svc.api.large_requests import LARGE_BYTES
 from scheduler_svc.api.responses import to_response
 from scheduler_svc.api.served import limits_of
 from scheduler_svc.api.wire import without
 from scheduler_svc.requests import Delta, GenerationRequest
+from scheduler_svc.settings import SchedulerSettings
 
 
 class InferenceServicer(GeneratingServicer, inference_pb2_grpc.InferenceServiceServicer):
     """See inference.proto. `ErrorBoundary` turns the exceptions raised here into statuses."""
+
+    def __init__(self, engine: Engine, settings: SchedulerSettings, limits: CallLimits) -> None:
+        super().__init__(engine, settings)
+        self._limits = limits
+        self._many: set[ManyGenerations] = set()
 
     async def _begin(
         self, request: inference_pb2.GenerateRequest, deadline: Deadline
@@ -40,6 +52,23 @@ class InferenceServicer(GeneratingServicer, inference_pb2_grpc.InferenceServiceS
         request = inference_pb2.GenerateRequest.FromString(rest)
         if request.WhichOneof("prompt") is None and not request.HasField("truncate_prompt_tokens"):
             self._engine.model(request.model).check_text_bytes(num_text_bytes)
+
+    async def GenerateMany(
+        self, requests: AsyncIterator[inference_pb2.GenerateManyRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncGenerator[inference_pb2.GenerateManyResponse, None]:
+        many = ManyGenerations(self._engine, self._accepted, self._limits, self._settings.max_request_s, context)
+        self._many.add(many)
+        try:
+            async with aclosing(many.messages(requests)) as messages:
+                async for message in messages:
+                    yield message
+        finally:
+            self._many.discard(many)
+
+    def close_many(self) -> None:
+        """Have the clients of GenerateMany begin no more in the calls that are open, which end with their answers."""
+        for many in self._many:
+            many.close()
 
     async def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: grpc.aio.ServicerContext

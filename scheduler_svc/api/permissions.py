@@ -15,6 +15,7 @@ _ANY = frozenset(Role)
 
 ROLES = {
     "/paged.v1.InferenceService/Generate": _GENERATE,
+    "/paged.v1.InferenceService/GenerateMany": _GENERATE,
     "/paged.v1.InferenceService/Tokenize": _GENERATE,
     "/paged.v1.InferenceService/Detokenize": _GENERATE,
     "/paged.v1.ControlService/GetModel": _FACTS,

@@ -26,9 +26,16 @@ def merge(deltas: Iterable[Delta]) -> Delta:
 
 
 def to_response(request_id: str, delta: Delta) -> inference_pb2.GenerateResponse:
-    # One after another: a third less than all fields in the constructor.
     response = inference_pb2.GenerateResponse()
-    response.request_id, response.text, response.index = request_id, delta.text, delta.index
+    response.request_id = request_id
+    fill(response, delta)
+    return response
+
+
+def fill(response: inference_pb2.GenerateResponse, delta: Delta) -> None:
+    """Have an empty response say what the delta says."""
+    # One after another: a third less than all fields in the constructor.
+    response.text, response.index = delta.text, delta.index
     response.token_ids.extend(delta.token_ids)
     # The rest is in few messages, and each field that is named costs something even where it is empty.
     if delta.logprobs:
@@ -42,7 +49,6 @@ def to_response(request_id: str, delta: Delta) -> inference_pb2.GenerateResponse
         response.usage.CopyFrom(_usage(delta.usage))
     if delta.score is not None:
         response.score = delta.score
-    return response
 
 
 def _logprobs(entry: TokenLogprobs) -> inference_pb2.TokenLogprobs:

@@ -61,7 +61,7 @@ class ApiServer:
         self._block_map = None
         if settings.block_map_address is not None:
             self._block_map = BlockMapServer(engine, settings.block_map_address, self._tokens, tls)
-        inference = InferenceServicer(engine, settings)
+        self._inference = inference = InferenceServicer(engine, settings, self._call_limits.requests)
         unread = {GENERATE: inference.check_unread}
         self._server = grpc.aio.server(
             interceptors=[
@@ -125,6 +125,7 @@ class ApiServer:
 
     async def stop_accepting(self) -> None:
         """Have clients that follow our health go elsewhere with new requests; those that come here are still taken."""
+        self._inference.close_many()
         await self._health.stop_accepting()
 
     async def stop(self, grace_s: float) -> None:
@@ -134,6 +135,7 @@ class ApiServer:
             self._looking.cancel()
         if self._block_map is not None:
             await self._block_map.stop()
+        self._inference.close_many()
         await self._server.stop(grace_s)
 
     async def _look(self, tokens: Callable[[], Tokens]) -> None:

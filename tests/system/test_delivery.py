@@ -90,7 +90,7 @@ async def test_after_streams_have_ended_nothing_of_them_is_kept_nor_waits_for_th
                 async with asyncio.timeout(60):
                     while engine.load().running_sequences or engine.load().used_blocks:
                         await asyncio.sleep(0.01)
-                while engine.delivery._queue or engine.delivery._resting:  # those who have left
+                while engine.delivery._queue or any(engine.delivery._resting):  # those who have left
                     await asyncio.sleep(0.001)
                 kept = [kept for kept in gc.get_objects() if isinstance(kept, Answer | Sequence | Reader | Samples)]
             finally:
@@ -115,7 +115,7 @@ async def test_many_streams_rest_after_a_message_and_few_do_not(tmp_path: Path) 
                 return 100 * num_streams / (after.stream_messages - before.stream_messages)
 
             await tokens_in_a_message(4)
-            assert not engine.delivery._resting
+            assert not any(engine.delivery._resting)
             assert await tokens_in_a_message(250) > 1.5  # a rest is longer than a step
 
 

@@ -1,0 +1,250 @@
+"""Generations that share calls: a message then brings what is new of many, which costs both ends less (GenerateMany).
+
+There are about as many calls as each has generations, so that schedulers, which calls go to in turn, get equal shares.
+"""
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from paged.errors import (
+    DeadlineExceededError,
+    PagedClientError,
+    ResourceExhaustedError,
+    UnavailableError,
+    client_error,
+    translated,
+)
+from paged.v1 import inference_pb2
+
+MAX_CALLS = 16
+# Later generations begin in new calls: those may go to schedulers that are new.
+MAX_AGE_S = 30.0
+MAX_UNREAD_BYTES = 4 * 1024 * 1024  # of one generation, that come sooner than they are read
+# A deadline is the scheduler's to tell; where nothing comes of it for so long, it is ours.
+GRACE_S = 1.0
+DETAILS_KEY = "grpc-status-details-bin"
+# Of a call: too many are open, or the scheduler is of a time before there were any.
+_REFUSALS = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNIMPLEMENTED)
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+Write = Callable[[inference_pb2.GenerateManyRequest], Awaitable[None]]
+
+
+class NotTaken(Exception):
+    """The scheduler takes no such call (any more): the generation is to be a call of its own."""
+
+
+class Generation:
+    """One of those of a call: an iterator of its messages, which raises PagedClientError, NotTaken. `close` it when it
+    is left."""
+
+    def __init__(self, number: int, forget: Callable[["Generation"], None]) -> None:
+        self.number = number
+        self._forget = forget
+        self._messages: deque[inference_pb2.GenerateResponse] = deque()
+        self._unread_bytes = 0
+        self._has_ended = False
+        self._error: Exception | None = None
+        self._waiting: asyncio.Future[None] | None = None
+        self.expiry: asyncio.TimerHandle | None = None
+
+    def __aiter__(self) -> "Generation":
+        return self
+
+    async def __anext__(self) -> inference_pb2.GenerateResponse:
+        while not self._messages:
+            if self._has_ended:
+                raise self._end()
+            self._waiting = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiting
+            finally:
+                self._waiting = None
+        message = self._messages.popleft()
+        if self._messages:
+            self._unread_bytes -= message.ByteSize()
+        else:
+            self._unread_bytes = 0
+        return message
+
+    def add(self, message: inference_pb2.GenerateResponse) -> None:
+        if self._messages or self._waiting is None:
+            self._unread_bytes += message.ByteSize()
+            if self._unread_bytes > MAX_UNREAD_BYTES and self._messages:
+                self.close()
+                found = f"more than {MAX_UNREAD_BYTES} bytes of the answer have come and were not read"
+                self.end(ResourceExhaustedError(grpc.StatusCode.RESOURCE_EXHAUSTED, found))
+                return
+        self._messages.append(message)
+        self._wake()
+
+    def end(self, error: Exception | None = None) -> None:
+        """After what has come already. Once."""
+        if not self._has_ended:
+            self._has_ended, self._error = True, error
+            self._let_go()
+            self._wake()
+
+    def close(self) -> None:
+        """The scheduler need not go on; harmless after the end."""
+        if not self._has_ended:
+            self._forget(self)
+            self._let_go()
+
+    def _end(self) -> Exception:
+        # Not kept: with its traceback it refers to whoever raises it.
+        error, self._error = self._error, None
+        return StopAsyncIteration() if error is None else error
+
+    def _let_go(self) -> None:
+        if self.expiry is not None:
+            self.expiry.cancel()
+
+    def _wake(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+
+class _Call:
+    """One call of GenerateMany. `is_open` until no more generations may begin in it."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._last_number = 0
+        self._unsent: deque[inference_pb2.GenerateManyRequest] = deque()
+        self._has_unsent = asyncio.Event()
+        self._generations: dict[int, Generation] = {}
+        self._began = time.monotonic()
+        self._closes = False
+        self._has_answered = False
+        self.tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._write())]
+
+    def __len__(self) -> int:
+        return len(self._generations)
+
+    @property
+    def is_open(self) -> bool:
+        return not self._closes and time.monotonic() - self._began < MAX_AGE_S
+
+    def begin(self, request: inference_pb2.GenerateRequest, timeout_s: float | None) -> Generation:
+        self._last_number += 1
+        generation = self._generations[self._last_number] = Generation(self._last_number, self._cancel)
+        message = inference_pb2.GenerateManyRequest(number=self._last_number, generate=request)
+        if timeout_s is not None:
+            message.timeout_ms = min(math.ceil(1000 * timeout_s), 2**32 - 1)
+            error = DeadlineExceededError(grpc.StatusCode.DEADLINE_EXCEEDED, f"no end within {timeout_s:g} s")
+            expiry_s = timeout_s + GRACE_S
+            generation.expiry = asyncio.get_running_loop().call_later(expiry_s, self._expire, generation, error)
+        self._send(message)
+        return generation
+
+    def end_if_unused(self) -> None:
+        """Nothing more will begin in it."""
+        self._closes = True
+        if not self._generations:
+            self._has_unsent.set()
+
+    def cancel(self) -> None:
+        self._closes = True
+        self._call.cancel()
+
+    def _send(self, message: inference_pb2.GenerateManyRequest) -> None:
+        self._unsent.append(message)
+        self._has_unsent.set()
+
+    def _cancel(self, generation: Generation) -> None:
+        if self._generations.pop(generation.number, None) is not None:
+            cancelled = inference_pb2.CancelGeneration()
+            self._send(inference_pb2.GenerateManyRequest(number=generation.number, cancel=cancelled))
+
+    def _expire(self, generation: Generation, error: PagedClientError) -> None:
+        generation.close()
+        generation.end(error)
+
+    async def _write(self) -> None:
+        """What has to be said, in order; then that there is no more."""
+        try:
+            while self._unsent or not self._closes or self._generations:
+                if self._unsent:
+                    await self._call.write(self._unsent.popleft())
+                else:
+                    self._has_unsent.clear()
+                    await self._has_unsent.wait()
+            await self._call.done_writing()
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError, asyncio.CancelledError):
+            self._closes = True  # whoever reads hears why
+
+    async def _read(self) -> None:
+        try:
+            async for message in self._call:
+                self._take(message)
+            error: BaseException = UnavailableError(grpc.StatusCode.UNAVAILABLE, "the call has ended")
+        except (grpc.aio.AioRpcError, asyncio.CancelledError) as raised:
+            error = await translated(self._call, raised)
+        self._closes = True
+        self._has_unsent.set()
+        failure: Exception = error if isinstance(error, PagedClientError) else _closed()
+        if isinstance(failure, PagedClientError) and failure.code in _REFUSALS and not self._has_answered:
+            failure = NotTaken()
+        generations, self._generations = self._generations, {}
+        for generation in generations.values():
+            generation.end(failure)
+
+    def _take(self, message: inference_pb2.GenerateManyResponse) -> None:
+        self._has_answered = True
+        self._closes |= message.closing
+        for update in message.updates:
+            generation = self._generations.get(update.number)
+            if generation is None:  # cancelled
+                continue
+            if update.HasField("response"):
+                generation.add(update.response)
+            if update.HasField("end"):
+                self._generations.pop(update.number, None)
+                generation.end(_error(update.end))
+        if self._closes and not self._generations:
+            self._has_unsent.set()
+
+
+class Many:
+    """The calls of one client. `generate_many` is the stub's."""
+
+    def __init__(self, generate_many: Callable[..., Any]) -> None:
+        self._generate_many = generate_many
+        self._calls: list[_Call] = []
+
+    def begin(self, request: inference_pb2.GenerateRequest, timeout_s: float | None, metadata: Any) -> Generation:
+        """In the call that has fewest."""
+        for call in self._calls:
+            if not call.is_open:
+                call.end_if_unused()
+        self._calls = [call for call in self._calls if call.is_open or len(call)]
+        calls = [call for call in self._calls if call.is_open]
+        num_generations = sum(map(len, self._calls))
+        if len(calls) < min(math.isqrt(num_generations) + 1, MAX_CALLS):
+            calls = [_Call(self._generate_many(metadata=metadata))]
+            self._calls += calls
+        return min(calls, key=len).begin(request, timeout_s)
+
+    async def close(self) -> None:
+        for call in self._calls:
+            call.cancel()
+        await asyncio.gather(*(task for call in self._calls for task in call.tasks), return_exceptions=True)
+
+
+def _error(end: inference_pb2.GenerationEnd) -> PagedClientError | None:
+    if not end.code:
+        return None
+    code = _CODES.get(end.code, grpc.StatusCode.UNKNOWN)
+    return client_error(code, end.message, ((DETAILS_KEY, end.status),))
+
+
+def _closed() -> PagedClientError:
+    return UnavailableError(grpc.StatusCode.UNAVAILABLE, "the client was closed")

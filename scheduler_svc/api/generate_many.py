@@ -1,0 +1,205 @@
+"""Many generations in one call. Each is a task, which sleeps from its request's way into the engine to its end; what is
+new of all of them is said in one message, as soon as the one before has gone."""
+
+import asyncio
+import functools
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, closing
+
+import grpc.aio
+from google.rpc import status_pb2  # type: ignore[import-untyped]
+
+from paged.v1 import inference_pb2
+from scheduler_svc.api.boundary import status_of
+from scheduler_svc.api.call_limits import GENERATE_MANY, CallLimits
+from scheduler_svc.api.deadline import Deadline
+from scheduler_svc.api.engine_face import Engine
+from scheduler_svc.api.responses import fill, merge
+from scheduler_svc.errors import FieldViolation, InvalidRequest
+from scheduler_svc.requests import Delta, GenerationRequest
+
+IDLE_S = 30.0  # that a call may be without a generation
+FULL_BYTES = 1 << 18  # a message that has so many takes no further update, each of which has some 300 kB at most
+
+Accept = Callable[[inference_pb2.GenerateRequest, Deadline], Awaitable[GenerationRequest]]
+
+
+class _Generation:
+    """One of them, as it is said. `held` is for samples that are said in one piece each, at its end."""
+
+    __slots__ = ("_number", "_request_id", "held")
+
+    def __init__(self, number: int, request: GenerationRequest) -> None:
+        self._number = number
+        self._request_id = request.request_id  # until it has been said
+        self.held: dict[int, list[Delta]] | None = None if request.streams else {}
+
+    def whole_with(self, delta: Delta) -> Delta | None:
+        """The sample, if this is the last of its deltas."""
+        if self.held is None:
+            raise RuntimeError("a generation that streams holds nothing")
+        held = self.held.setdefault(delta.index, [])
+        held.append(delta)
+        return None if delta.finish is None else merge(self.held.pop(delta.index))
+
+    def say(self, delta: Delta, update: inference_pb2.GenerationUpdate, *, is_last: bool) -> None:
+        update.number = self._number
+        if self._request_id:
+            update.response.request_id = self._request_id
+            self._request_id = ""
+        fill(update.response, delta)
+        if is_last:
+            update.end.SetInParent()
+
+
+class ManyGenerations:
+    """One call; its `messages` are asked for once. `accept` makes a request the engine's, or says what is wrong with it."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        accept: Accept,
+        limits: CallLimits,
+        max_request_s: float,
+        context: grpc.aio.ServicerContext,
+    ) -> None:
+        self._engine = engine
+        self._accept = accept
+        self._limits = limits
+        self._max_request_s = max_request_s
+        self._context = context
+        self._gathering = engine.gathering()
+        self._tasks: dict[int, asyncio.Task[None]] = {}  # by the client's number, until all of it is freed
+        self._generations: dict[str, _Generation] = {}  # by the request's id, while it is in the engine
+        self._whole: inference_pb2.GenerationUpdate | None = None  # that leaves in a message of its own
+        self._ends: list[tuple[int, status_pb2.Status]] = []  # of those that have failed, to be told
+        self._last_number = -1
+        self._error: Exception | None = None  # what ends the call
+        self._has_all = False  # no more requests will come
+        self._is_closing = self._has_told_closing = self._is_over = False
+
+    def close(self) -> None:
+        """The client is told to begin no more; the call ends with its last generation."""
+        self._is_closing = True
+        self._gathering.wake()
+
+    async def messages(
+        self, requests: AsyncIterator[inference_pb2.GenerateManyRequest]
+    ) -> AsyncGenerator[inference_pb2.GenerateManyResponse, None]:
+        """Until all has been said. Raises what ends the call before that."""
+        receiving = asyncio.create_task(self._receive(requests))  # ends with the call
+        try:
+            while self._error is None:
+                message = self._message()
+                if message is not None:
+                    self._gathering.note_sending()
+                    yield message
+                    self._gathering.note_sent()
+                elif self._tasks:
+                    await self._gathering.news(None)
+                elif self._has_all or self._is_closing or not await self._gathering.news(IDLE_S):
+                    return
+            raise self._error
+        finally:
+            self._is_over = True
+            for task in self._tasks.values():
+                task.cancel()
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            receiving.add_done_callback(_look_at)
+
+    async def _receive(self, requests: AsyncIterator[inference_pb2.GenerateManyRequest]) -> None:
+        try:
+            async for request in requests:
+                if self._is_over:
+                    return
+                self._act(request)
+        except Exception as error:  # noqa: BLE001 - it is the call's
+            self._error = error
+        self._has_all = True
+        self._gathering.wake()
+
+    def _act(self, request: inference_pb2.GenerateManyRequest) -> None:
+        """Raises InvalidRequest where the client has lost count, so that nothing it says would be understood."""
+        action = request.WhichOneof("action")
+        if action is None:
+            raise InvalidRequest(FieldViolation("action", "is unset; give generate or cancel"))
+        if action == "cancel":
+            if request.number in self._tasks:
+                self._tasks[request.number].cancel()
+            return
+        if request.number <= self._last_number:
+            found = f"is {request.number}; generations of a call have rising numbers, and the last was"
+            raise InvalidRequest(FieldViolation("number", f"{found} {self._last_number}"))
+        self._last_number = request.number
+        task = self._tasks[request.number] = asyncio.create_task(self._generate(request))
+        task.add_done_callback(functools.partial(self._note_end, request.number))
+
+    def _note_end(self, number: int, _task: object) -> None:
+        del self._tasks[number]
+        if not self._tasks:
+            self._gathering.wake()
+
+    async def _generate(self, request: inference_pb2.GenerateManyRequest) -> None:
+        number = request.number
+        try:
+            self._limits.enter(self._context)
+            timeout_s = request.timeout_ms / 1000 if request.HasField("timeout_ms") else None
+            deadline = Deadline.within(timeout_s, self._max_request_s)
+            with self._limits.holding(request.ByteSize()):
+                generation = await self._accept(request.generate, deadline)
+                del request
+                await self._answer(_Generation(number, generation), generation, deadline)
+        except Exception as error:  # noqa: BLE001 - logged, and told as a reference number
+            self._ends.append((number, status_of(error, GENERATE_MANY)))
+            self._gathering.wake()
+
+    async def _answer(self, said: _Generation, request: GenerationRequest, deadline: Deadline) -> None:
+        async with AsyncExitStack() as stack:
+            gathered = self._engine.gathered(request, self._gathering)
+            reader = await deadline.bounded(stack.enter_async_context(gathered))
+            self._generations[request.request_id] = said
+            stack.callback(self._generations.pop, request.request_id)
+            expiry = deadline.call(lambda: self._engine.fail_request(request.request_id, deadline.error()))
+            stack.callback(expiry.cancel)
+            await reader.until_over()
+
+    def _message(self) -> inference_pb2.GenerateManyResponse | None:
+        """What there is to say, as far as one message goes; None if that is nothing."""
+        message = inference_pb2.GenerateManyResponse()
+        if self._is_closing and not self._has_told_closing:
+            message.closing = self._has_told_closing = True
+        for number, status in self._ends:
+            message.updates.add(number=number).end.CopyFrom(_end(status))
+        self._ends.clear()
+        if self._whole is not None:
+            message.updates.append(self._whole)
+            self._whole = None
+            return message
+        num_bytes = 0
+        with closing(self._gathering.take()) as news:
+            for reader, delta in news:
+                generation = self._generations[reader.request_id]
+                if generation.held is not None:
+                    if (whole := generation.whole_with(delta)) is None:
+                        continue
+                    self._whole = inference_pb2.GenerationUpdate()
+                    generation.say(whole, self._whole, is_last=reader.is_over)
+                    break
+                update = message.updates.add()
+                generation.say(delta, update, is_last=reader.is_over)
+                num_bytes += update.ByteSize()
+                if num_bytes >= FULL_BYTES:
+                    break
+        if message.updates or message.closing:
+            return message
+        return self._message() if self._whole is not None else None
+
+
+def _end(status: status_pb2.Status) -> inference_pb2.GenerationEnd:
+    return inference_pb2.GenerationEnd(code=status.code, message=status.message, status=status.SerializeToString())
+
+
+def _look_at(task: asyncio.Task[None]) -> None:
+    """What it ends with after the call has ended interests nobody."""
+    if not task.cancelled():
+        task.exception()

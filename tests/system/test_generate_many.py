@@ -1,0 +1,331 @@
+"""Many generations in one call, through a whole system: each as exact, as bounded and as free as if it had its own."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from paged.client import (
+    Client,
+    DeadlineExceededError,
+    DuplicateRequestError,
+    InvalidRequestError,
+    ResourceExhaustedError,
+    Retries,
+    UnavailableError,
+    generate_request,
+)
+from paged.v1 import inference_pb2, inference_pb2_grpc
+from tests.overload.test_cycles import GRPCS_OBJECTS, what_waits_for_the_collector
+from tests.overload.test_many import served, settled
+from tests.processes import cleaned_up
+from tests.system.conftest import System
+from tests.system.requests import answer, answers, idle_load, mixed_calls, ready
+from tests.system.test_delivery import LONG, SMALL_WINDOW
+
+SOON_S = 60.0
+ENDLESS = {"max_tokens": LONG, "ignore_eos": True}
+
+Stub = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a system that all tests have which leave it as it is."""
+    with cleaned_up([]) as services:
+        yield System(tmp_path_factory.mktemp("system"), services).start().address
+
+
+@pytest.fixture
+async def own(running: str) -> AsyncIterator[Client]:
+    """A client whose answers have calls of their own."""
+    async with Client(running) as client:
+        await ready(client)
+        yield client
+
+
+@pytest.fixture
+async def shared(running: str, own: Client) -> AsyncIterator[Client]:
+    async with Client(running, share_calls=True) as client:
+        yield client
+
+
+@asynccontextmanager
+async def generate_many(address: str, options: Sequence[tuple[str, Any]] = ()) -> AsyncIterator[Stub]:
+    async with grpc.aio.insecure_channel(address, options=options) as channel:
+        stub: Any = inference_pb2_grpc.InferenceServiceStub(channel)  # type: ignore[no-untyped-call]
+        yield stub.GenerateMany
+
+
+@pytest.fixture
+async def stub(running: str, own: Client) -> AsyncIterator[Stub]:
+    async with generate_many(running) as many:
+        yield many
+
+
+def begun(number: int, **options: Any) -> inference_pb2.GenerateManyRequest:
+    request = generate_request(options.pop("prompt", [300] * 8), **{"temperature": 0, **options})
+    return inference_pb2.GenerateManyRequest(number=number, generate=request)
+
+
+async def read_to_the_end(call: Any) -> dict[int, list[inference_pb2.GenerationUpdate]]:
+    """What the call says of each generation."""
+    updates: dict[int, list[inference_pb2.GenerationUpdate]] = {}
+    async with asyncio.timeout(SOON_S):
+        async for message in call:
+            assert len({update.number for update in message.updates}) == len(message.updates)
+            for update in message.updates:
+                updates.setdefault(update.number, []).append(update)
+    return updates
+
+
+async def test_each_answer_is_the_one_that_a_call_of_its_own_gets(shared: Client) -> None:
+    calls = mixed_calls(120, random.Random(0))
+    before = await shared.load()
+    found = await asyncio.gather(
+        *(answer(shared, call, cancel_after=9 if i % 5 == 0 else None) for i, call in enumerate(calls))
+    )
+    for i, (ids, call) in enumerate(zip(found, calls, strict=True)):
+        expected = call.expected()
+        assert ids == (expected if i % 5 else expected[: len(ids)])
+    load = await idle_load(shared)
+    assert (load.used_blocks, load.unread_bytes) == (0, 0)
+    tokens, messages = (getattr(load, name) - getattr(before, name) for name in ("streamed_tokens", "stream_messages"))
+    assert tokens > 2 * messages  # they did share
+
+
+async def test_samples_beams_and_the_best_of_several_are_told_as_ever(shared: Client, own: Client) -> None:
+    call = mixed_calls(1, random.Random(1))[0]
+    several = type(call)(call.prompt, 30, 1.0, 7, "", num_samples=3)
+    ways = [
+        {"beam": inference_pb2.BeamSearch(width=3), "n": 2, "max_tokens": 8},
+        {"best_of": 3, "n": 2, "max_tokens": 8, "seed": 3},
+        {"echo": True, "prompt_logprobs": 2, "logprobs": 2, "max_tokens": 8, "seed": 4},
+    ]
+    assert await answers(shared, several) == [several.expected(index=index) for index in range(3)]
+    for way in ways:
+        said = []
+        for client in (shared, own):
+            whole, texts = inference_pb2.GenerateResponse(), {}
+            async for message in client.generate([300] * 40, request_id="r", **way):
+                message.ClearField("usage")  # it tells of cached tokens
+                texts[message.index] = texts.get(message.index, "") + message.text
+                message.text = ""
+                whole.MergeFrom(message)
+            assert whole.token_ids
+            said.append((whole, texts))
+        assert said[0] == said[1]
+
+
+async def test_a_whole_answer_comes_in_one_update(stub: Stub) -> None:
+    call = stub()
+    for number in range(3):
+        request = begun(number, max_tokens=40, ignore_eos=True, n=2)
+        request.generate.stream = False
+        await call.write(request)
+    await call.done_writing()
+    updates = await read_to_the_end(call)
+    for number in range(3):
+        first, last = updates[number]
+        assert [len(update.response.token_ids) for update in (first, last)] == [40, 40]
+        assert (first.HasField("end"), last.HasField("end"), last.end.code) == (False, True, 0)
+    assert await call.code() == grpc.StatusCode.OK
+
+
+async def test_the_request_id_is_told_once_and_the_end_with_the_last_tokens(stub: Stub) -> None:
+    call = stub()
+    await call.write(begun(5, max_tokens=300, ignore_eos=True, request_id="mine"))
+    await call.done_writing()
+    updates = (await read_to_the_end(call))[5]
+    assert [update.response.request_id for update in updates] == ["mine"] + [""] * (len(updates) - 1)
+    assert [update.HasField("end") for update in updates] == [False] * (len(updates) - 1) + [True]
+    assert updates[-1].response.HasField("finish")
+
+
+async def test_what_is_wrong_with_one_request_is_told_of_that_one(stub: Stub) -> None:
+    call = stub()
+    await call.write(begun(1, max_tokens=200, ignore_eos=True, request_id="a"))
+    await call.write(begun(2, top_p=7.0))
+    await call.write(begun(3, max_tokens=5, request_id="a"))
+    await call.write(begun(4, model="nobody's"))
+    await call.done_writing()
+    updates = await read_to_the_end(call)
+    codes = {number: updates[number][-1].end.code for number in updates}
+    assert codes == {1: 0, 2: 3, 3: 6, 4: 5}
+    assert "top_p" in updates[2][0].end.message
+    assert sum(len(update.response.token_ids) for update in updates[1]) == 200
+
+
+@pytest.mark.parametrize(
+    ("requests", "field"),
+    [
+        ([begun(1), begun(1)], "number"),
+        ([begun(2), begun(1)], "number"),
+        ([inference_pb2.GenerateManyRequest(number=1)], "action"),
+    ],
+)
+async def test_a_client_that_has_lost_count_loses_the_call(
+    stub: Stub, requests: list[inference_pb2.GenerateManyRequest], field: str
+) -> None:
+    call = stub()
+    for request in requests:
+        await call.write(request)
+    with pytest.raises(grpc.aio.AioRpcError, match=field) as caught:
+        await read_to_the_end(call)
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_the_clients_errors_are_those_of_a_call_of_its_own(shared: Client) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        await anext(shared.generate([300] * 8, top_p=7.0))
+    assert [violation.field for violation in caught.value.violations] == ["sampling.top_p"]
+    running = shared.generate([300] * 8, request_id="a", **ENDLESS)
+    await anext(running)
+    with pytest.raises(DuplicateRequestError):
+        await anext(shared.generate([300] * 8, request_id="a"))
+    with pytest.raises(DeadlineExceededError):
+        [_ async for _ in shared.generate([300] * 8, timeout_s=0.3, max_tokens=4000, ignore_eos=True)]
+    await running.aclose()
+    assert (await idle_load(shared)).used_blocks == 0
+
+
+async def test_cancelling_frees_all_at_once_and_nothing_more_is_said(stub: Stub, own: Client) -> None:
+    call = stub()
+    await call.write(begun(1, **ENDLESS))
+    async for message in call:
+        if any(update.response.token_ids for update in message.updates):
+            break
+    cancelled = inference_pb2.CancelGeneration()
+    await call.write(inference_pb2.GenerateManyRequest(number=1, cancel=cancelled))
+    await call.write(inference_pb2.GenerateManyRequest(number=99, cancel=cancelled))  # nobody's
+    assert (await idle_load(own)).used_blocks == 0
+    await call.write(begun(2, max_tokens=3, ignore_eos=True))
+    await call.done_writing()
+    updates = await read_to_the_end(call)
+    assert not any(update.HasField("end") for update in updates.get(1, []))
+    assert updates[2][-1].end.code == 0
+
+
+async def test_a_caller_who_goes_away_leaves_nothing_running(stub: Stub, own: Client) -> None:
+    call = stub()
+    for number in range(8):
+        await call.write(begun(number, **ENDLESS))
+    await anext(aiter(call))
+    call.cancel()
+    assert (await idle_load(own)).used_blocks == 0
+
+
+async def test_in_the_client_who_does_not_read_loses_its_own_answer(
+    shared: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paged.many.MAX_UNREAD_BYTES", 4096)
+    unread = shared.generate([300] * 8, **ENDLESS)
+    await anext(unread)
+    for call in mixed_calls(20, random.Random(0)):
+        assert await answer(shared, call) == call.expected()
+    assert (await idle_load(shared)).used_blocks == 0
+    with pytest.raises(ResourceExhaustedError, match="were not read"):
+        [_ async for _ in unread]
+
+
+async def test_limits_hold_for_calls_and_for_each_of_their_generations(system: System) -> None:
+    system.scheduler_flags = ["--max-unread-bytes", "65536", "--max-many-calls", "1", "--max-concurrent-calls", "40"]
+    address = system.start().address
+    async with (
+        Client(address, share_calls=True) as client,
+        generate_many(address, SMALL_WINDOW) as narrow,
+        generate_many(address) as stub,
+    ):
+        await ready(client)
+        # Who does not read loses its answers.
+        unread = narrow()
+        for number in range(4):
+            await unread.write(begun(number, logprobs=20, **ENDLESS))
+        await anext(aiter(unread))
+        with pytest.raises(grpc.aio.AioRpcError, match="max_many_calls") as caught:
+            await read_to_the_end(stub())
+        assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        load = await idle_load(client)  # their sequences have ended, although nobody could be told
+        assert (load.unread_bytes, load.used_blocks) == (0, 0)
+        await unread.done_writing()
+        for updates in (await read_to_the_end(unread)).values():
+            assert updates[-1].end.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+            assert "max_unread_bytes" in updates[-1].end.message
+        # A client that gets no such call does without.
+        first = stub()
+        await first.write(begun(1, max_tokens=LONG, ignore_eos=True))
+        await anext(aiter(first))
+        calls = mixed_calls(10, random.Random(2))
+        assert await asyncio.gather(*(answer(client, call) for call in calls)) == [call.expected() for call in calls]
+        # With the call and what it has begun, 40 are going on.
+        for number in range(2, 62):
+            await first.write(begun(number, max_tokens=1000, ignore_eos=True))
+        await first.done_writing()
+        ends = [updates[-1].end for updates in (await read_to_the_end(first)).values()]
+        refused = [end.message for end in ends if end.code]
+        assert len(ends) - len(refused) == 39
+        assert all("max_concurrent_calls" in message for message in refused)
+
+
+async def test_a_scheduler_that_stops_says_so_and_ends_what_has_begun(system: System) -> None:
+    async with Client(system.start().address) as client, generate_many(system.address) as stub:
+        await ready(client)
+        idle, call = stub(), stub()
+        await idle.write(begun(1, max_tokens=1))
+        await call.write(begun(1, max_tokens=1500, ignore_eos=True))
+        await anext(aiter(call))
+        system.scheduler.process.terminate()
+        messages = [message async for message in call]
+        assert [message async for message in idle][-1].closing
+    assert [message.closing for message in messages].count(True) == 1
+    last = [update for message in messages for update in message.updates][-1]
+    assert (last.end.code, last.response.finish.reason) == (0, inference_pb2.FINISH_REASON_LENGTH)
+    assert await call.code() == grpc.StatusCode.OK
+
+
+async def test_a_scheduler_that_dies_ends_what_has_begun_and_the_rest_is_tried_again(system: System) -> None:
+    async with Client(system.start().address, share_calls=True, retries=Retries(max_attempts=200)) as client:
+        await ready(client)
+        begun_one = client.generate([300] * 8, **ENDLESS)
+        await anext(begun_one)
+        system.scheduler.kill()
+        with pytest.raises(UnavailableError):
+            [_ async for _ in begun_one]
+        system.restart_scheduler()
+        (call,) = mixed_calls(1, random.Random(3))
+        assert await answer(client, call) == call.expected()
+
+
+async def test_a_call_without_generations_ends_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scheduler_svc.api.generate_many.IDLE_S", 0.2)
+    async with served(tmp_path) as (_, address), generate_many(address) as stub:
+        call = stub()
+        await call.write(begun(1, max_tokens=3, ignore_eos=True))
+        updates = await read_to_the_end(call)  # without done_writing
+        assert updates[1][-1].end.code == 0
+        assert await call.code() == grpc.StatusCode.OK
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_nothing_of_a_generation_waits_for_the_collector(tmp_path: Path, leaves: bool) -> None:
+    async with served(tmp_path) as (engine, address), Client(address, share_calls=True) as client:
+
+        async def one() -> None:
+            async for _ in client.generate([300] * 9, max_tokens=200, ignore_eos=True):
+                if leaves:
+                    break
+
+        async def all_of_them() -> None:
+            await asyncio.gather(*(one() for _ in range(40)))
+            await settled(engine)
+
+        await all_of_them()
+        with what_waits_for_the_collector() as found:
+            await all_of_them()
+    assert found.total() < (GRPCS_OBJECTS + 1) * 40, found
