@@ -53,7 +53,7 @@ class _Generation:
 
 
 class ManyGenerations:
-    """One call; its `messages` are asked for once. `accept` makes a request the engine's, or says what is wrong with it."""
+    """One call; its `messages` are asked for once. `accept` makes a request the engine's, or says what is wrong."""
 
     def __init__(
         self,
