@@ -9,6 +9,7 @@ import pytest
 from google.protobuf.message import DecodeError
 
 from paged.v1.inference_pb2 import GenerateRequest
+from scheduler_svc.api.call_limits import CallLimits
 from scheduler_svc.api.inference import InferenceServicer
 from scheduler_svc.api.large_requests import LARGE_BYTES, LargeRequests
 from scheduler_svc.settings import SchedulerSettings
@@ -75,7 +76,8 @@ async def test_one_that_fails_or_is_given_up_while_it_waits_holds_up_nobody(how:
 
 
 def test_what_is_large_beside_its_text_is_not_read_before_its_turn(engine: ScriptedEngine) -> None:
-    servicer = InferenceServicer(engine, SchedulerSettings())
+    settings = SchedulerSettings()
+    servicer = InferenceServicer(engine, settings, CallLimits(settings))
     text = GenerateRequest(text="a text").SerializeToString()
 
     def beside_it(num_bytes: int) -> bytes:
