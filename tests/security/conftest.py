@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from paged import followed
+from scheduler_svc.api import server
 from scheduler_svc.api.server import ApiServer
 from scheduler_svc.settings import SchedulerSettings, parse_settings
 from tests.api.conftest import engine
@@ -12,6 +14,13 @@ from tests.security.keys import Keys
 from tests.system.conftest import system
 
 __all__ = ["engine", "system"]
+
+
+@pytest.fixture(autouse=True)
+def looks_are_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At files that may have changed, and at calls that may not go on: what is waited for here comes sooner."""
+    monkeypatch.setattr(followed, "LOOK_S", 0.05)
+    monkeypatch.setattr(server, "LOOK_S", 0.05)
 
 
 @pytest.fixture(scope="session")
