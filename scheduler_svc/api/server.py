@@ -2,10 +2,11 @@
 
 import asyncio
 import os
+import ssl
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 import structlog
@@ -17,7 +18,6 @@ from paged.addresses import is_loopback
 from paged.followed import Followed
 from paged.v1 import control_pb2_grpc, inference_pb2_grpc
 from scheduler_svc.api.authentication import Authentication
-from scheduler_svc.api.block_map import BlockMapServer
 from scheduler_svc.api.boundary import ErrorBoundary
 from scheduler_svc.api.call_limits import MAX_OPEN_CALLS_A_PEER, AllCallLimits
 from scheduler_svc.api.caller import Caller
@@ -31,6 +31,9 @@ from scheduler_svc.api.tls import server_context, server_credentials
 from scheduler_svc.api.tokens import Tokens, read_tokens
 from scheduler_svc.api.vllm_engine import VllmEngineServicer
 from scheduler_svc.settings import SchedulerSettings
+
+if TYPE_CHECKING:
+    from scheduler_svc.api.block_map import BlockMapServer
 
 GENERATE = "/paged.v1.InferenceService/Generate"
 
@@ -58,9 +61,7 @@ class ApiServer:
             raise BindFailed(f"cannot use what is to guard {settings.listen_address}: {error}") from error
         self._calls, self._call_limits = LiveCalls(), AllCallLimits(settings)
         self._looking: asyncio.Task[None] | None = None
-        self._block_map = None
-        if settings.block_map_address is not None:
-            self._block_map = BlockMapServer(engine, settings.block_map_address, self._tokens, tls)
+        self._block_map = _block_map(engine, settings.block_map_address, self._tokens, tls)
         self._inference = inference = InferenceServicer(engine, settings, self._call_limits.requests)
         unread = {GENERATE: inference.check_unread}
         self._server = grpc.aio.server(
@@ -147,6 +148,16 @@ class ApiServer:
         while True:
             await asyncio.sleep(LOOK_S)
             self._calls.look(check)
+
+
+def _block_map(
+    engine: Engine, address: str | None, tokens: Callable[[], Tokens] | None, tls: ssl.SSLContext | None
+) -> "BlockMapServer | None":
+    if address is None:
+        return None
+    from scheduler_svc.api.block_map import BlockMapServer  # brings aiohttp, a fifth of all that is imported
+
+    return BlockMapServer(engine, address, tokens, tls)
 
 
 def _follow_tokens(path: Path, engine: Engine) -> Callable[[], Tokens]:
