@@ -80,12 +80,11 @@ class Watch:
         if driver is None:
             known = ", ".join(sorted(drivers)) or "none is known"
             raise NotThere(f"executor: no executor {executor[:128]!r}; {known}")
-        cache = driver.scheduler.state.cache
-        hash_of, parent_of = cache.links()
-        nodes = await asyncio.to_thread(prefix_tree, hash_of, parent_of, cache.pool.ref_count.copy(), max_blocks)
+        links = driver.scheduler.state.cache.links()
+        nodes = await asyncio.to_thread(prefix_tree, links, max_blocks)
         return control_pb2.GetPrefixTreeResponse(
             executor=executor,
-            num_blocks=len(hash_of),
+            num_blocks=len(links.blocks),
             blocks=[
                 control_pb2.PrefixBlock(
                     hash=node.digest, parent=node.parent + 1, block=node.block, count=node.count, depth=node.depth

@@ -43,10 +43,12 @@ def oracle(sequence: core.Sequence, longest: int) -> int:
 class SlabPool(BlockPool):
     """The leased blocks as slabs. One table holds a slab, and nobody else."""
 
-    def __init__(self, block_ids: list[int], on_evict: Callable[[int], None], make_runs: Callable[[int], Runs]) -> None:
+    def __init__(
+        self, block_ids: Sequence[int], on_evict: Callable[[int], None], make_runs: Callable[[int], Runs]
+    ) -> None:
         super().__init__(block_ids, on_evict)
-        self._first = block_ids[0] if block_ids else 0
-        if block_ids != list(range(self._first, self._first + len(block_ids))):
+        self._first = block_ids[0] if len(block_ids) else 0
+        if list(block_ids) != list(range(self._first, self._first + len(block_ids))):
             raise ValueError("slabs need a lease of consecutive blocks: let one scheduler have the executor to itself")
         self._runs = make_runs(len(block_ids))
 

@@ -3,6 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduler_svc.core.flat import view
 from scheduler_svc.core.state import CoreState
 
 NOT_LENT, BLANK, CACHED = range(3)
@@ -16,10 +17,10 @@ States = NDArray[np.uint8]
 def block_states(state: CoreState) -> States:
     """uint8 [num_blocks], by block id. Costs a pass over all blocks."""
     pool = state.cache.pool
-    counts = np.array(pool.ref_count, np.int64)
-    states = np.zeros(len(counts), np.uint8)
-    states[np.fromiter(pool.leased, np.int64, pool.num_leased)] = BLANK
-    states[np.fromiter(pool.cached, np.int64, pool.num_cached)] = CACHED
+    counts, leased = view(pool.ref_count), view(pool.is_leased)
+    states = np.zeros(pool.size, np.uint8)
+    states[leased != 0] = BLANK
+    states[(leased & view(pool.is_kept) != 0) & (counts == 0)] = CACHED
     held = counts > 0
     states[held] = np.minimum(counts[held] + HELD_BY_NONE, MOST)
     return states

@@ -44,15 +44,12 @@ class CacheEvents:
         self._max_followers = max_followers
         self._max_waiting = max_waiting
         self._followers: list[Follower] = []
+        self.is_followed = False
         self.number = 0
         self.hashes: Collection[bytes] = ()  # those of the present cache
         # Of these, as far as they were stored since somebody wanted it, and belong to no salt.
         self.contents: dict[bytes, CachedBlock] = {}
         self.keeps_contents = False
-
-    @property
-    def is_followed(self) -> bool:
-        return bool(self._followers)
 
     def keep_contents(self) -> None:
         """From now on, and for good: who comes back wants to find them."""
@@ -64,11 +61,13 @@ class CacheEvents:
             raise TooManyFollowers(f"{self._max_followers} follow the prefix cache already")
         follower = Follower(self, self._max_waiting, on_news)
         self._followers.append(follower)
+        self.is_followed = True
         return follower
 
     def drop(self, follower: "Follower") -> None:
         if follower in self._followers:
             self._followers.remove(follower)
+            self.is_followed = bool(self._followers)
 
     def add(self, kind: str, digest: bytes = b"") -> None:
         self.number += 1

@@ -6,6 +6,7 @@ from scheduler_svc.core.sequence import Sequence
 
 NO_TOKEN = -1
 NEVER_PUBLISHED = 1 << 40  # as a number of blocks that have been
+NARROWEST, KEPT_BYTES = 8, 1 << 20  # block table: entries of a row, and what is kept of it while no row runs
 
 
 class SequenceColumns:
@@ -35,7 +36,7 @@ class SequenceColumns:
         self.awaits_mask = np.zeros(size, np.bool_)
         self.num_masked = 0  # rows of masked sequences
         self.end_ids = np.full((size, 2), NO_TOKEN, np.int32)
-        self.block_table = np.zeros((size, 8), np.int32)
+        self.block_table = np.zeros((size, NARROWEST), np.int32)
         self.sequence: list[Sequence | None] = [None] * size
         self._free: list[int] = []
         self._leased: set[int] = set()
@@ -119,6 +120,8 @@ class SequenceColumns:
         self.sequence[row] = None
         self._free.append(row)
         self._running = None
+        if len(self._free) == len(self._leased) and self.block_table.nbytes > KEPT_BYTES:
+            self.block_table = np.zeros((len(self.tenancy), NARROWEST), np.int32)
         return table
 
     def table(self, row: int) -> list[int]:

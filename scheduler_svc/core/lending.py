@@ -37,7 +37,7 @@ class Lending:
         if tokens > most:
             raise ValueError(f"{tokens} tokens a step; the largest lease has {most}")
         self._state.columns.lend(change.granted_rows)
-        self._state.cache.pool.lend(change.granted_blocks)
+        self._state.cache.lend(change.granted_blocks)
         self._state.tokens_per_step = tokens
         self._keep = change.keep
 

@@ -1,5 +1,6 @@
 """What the core says: one step's work as changes to the executor's rows. Mirrors `StepPlan` of executor.proto."""
 
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -32,7 +33,7 @@ class Lease:
     """What the executor has lent for one session, at its begin; `LeaseChange` and plans change it. No more rows than
     tokens per step."""
 
-    block_ids: list[int]
+    block_ids: Items[int]
     row_ids: list[int]
     tokens_per_step: int
     block_size: int

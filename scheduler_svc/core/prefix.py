@@ -4,11 +4,16 @@
 delimited by its length, so that different meanings can never give the same bytes.
 """
 
-from array import array
+from collections.abc import Callable, Sequence
+from functools import cache
 from hashlib import sha256
+from struct import Struct
 
-from scheduler_svc.core.blocks import BlockPool, PoolMaker
+from scheduler_svc.core.blocks import NO_BLOCK, BlockPool, PoolMaker
 from scheduler_svc.core.cache_events import CLEARED, REMOVED, STORED, CacheEvents
+from scheduler_svc.core.flat import lengthened, view, zeros
+from scheduler_svc.core.hash_index import HashIndex
+from scheduler_svc.core.prefix_tree import Links
 
 
 def root_hash(**extra: str) -> bytes:
@@ -21,9 +26,10 @@ def root_hash(**extra: str) -> bytes:
     return digest.digest()
 
 
-def next_hash(parent: bytes, token_bytes: bytes) -> bytes:
-    """H_i of one full block whose ids are `token_bytes` (int32)."""
-    return sha256(parent + token_bytes).digest()
+@cache
+def _packing(block_size: int) -> Callable[..., bytes]:
+    """Of so many ids as int32; for one block it takes half as long as an array does."""
+    return Struct(f"{block_size}i").pack
 
 
 def extend_hashes(hashes: list[bytes], token_ids: list[int], block_size: int, root: bytes) -> None:
@@ -32,11 +38,10 @@ def extend_hashes(hashes: list[bytes], token_ids: list[int], block_size: int, ro
     end = len(token_ids) // block_size * block_size
     if begin >= end:
         return
-    data = array("i", token_ids[begin:end]).tobytes()
+    pack = _packing(block_size)
     parent = hashes[-1] if hashes else root
-    step = 4 * block_size
-    for offset in range(0, len(data), step):
-        parent = next_hash(parent, data[offset : offset + step])
+    for first in range(begin, end, block_size):
+        parent = sha256(parent + pack(*token_ids[first : first + block_size])).digest()
         hashes.append(parent)
 
 
@@ -52,31 +57,40 @@ class PrefixCache:
 
     What it replaces in `events` is void."""
 
-    def __init__(self, block_ids: list[int], events: CacheEvents, make_pool: PoolMaker = BlockPool) -> None:
+    def __init__(
+        self, block_ids: Sequence[int], events: CacheEvents, make_pool: PoolMaker = BlockPool, size: int = 0
+    ) -> None:
+        """Blocks that come to be lent are below `size`, as far as is known."""
         self.pool = make_pool(block_ids, self._forget)
-        self._block_of: dict[bytes, int] = {}
-        self._hash_of: dict[int, bytes] = {}
-        self._parent_of: dict[int, bytes] = {}  # the hash before the block's own
+        self.pool.lengthen(size)
+        self._index = HashIndex(self.pool.size)
+        self._parents = zeros("q", self.pool.size)  # by block, Python's hash of the hash before its own
         self._events = events
-        events.hashes = self._block_of.keys()
+        events.hashes = self._index
         events.contents.clear()
         events.add(CLEARED)
 
     def __len__(self) -> int:
-        return len(self._block_of)
+        return len(self._index)
+
+    def lend(self, blocks: Sequence[int]) -> None:
+        """These blocks are leased, too, and blank. Raises ValueError as the pool does."""
+        self.pool.lend(blocks)
+        self._index.grow(self.pool.size)
+        self._parents = lengthened(self._parents, self.pool.size)
 
     def is_published(self, block: int) -> bool:
-        return block in self._hash_of
+        return self._index.has(block)
 
     def holds(self, digest: bytes) -> bool:
-        return digest in self._block_of
+        return self._index.find(digest) != NO_BLOCK
 
     def find(self, hashes: list[bytes]) -> list[int]:
         """The blocks of the longest cached prefix of this chain. Touches nothing."""
-        found = []
+        found, block_of = [], self._index.find
         for digest in hashes:
-            block = self._block_of.get(digest)
-            if block is None:
+            block = block_of(digest)
+            if block == NO_BLOCK:
                 break
             found.append(block)
         return found
@@ -84,11 +98,8 @@ class PrefixCache:
     def publish(self, block: int, digest: bytes, parent: bytes = b"") -> None:
         """From now on this full, used block is found by its hash; unless another block is already. `parent` is the hash
         of the block that it continues, empty for a first one."""
-        if digest not in self._block_of and block not in self._hash_of:
-            block = self.pool.own(block)
-            self._block_of[digest] = block
-            self._hash_of[block] = digest
-            self._parent_of[block] = parent
+        if self._index.add(block, digest):
+            self._parents[block] = hash(parent)
             self.pool.keep(block)
             if self._events.is_followed:
                 self._events.add(STORED, digest)
@@ -96,39 +107,38 @@ class PrefixCache:
     def withdraw(self, hashes: list[bytes]) -> None:
         """What these hashes name is not to be trusted: nobody finds it any more."""
         for digest in hashes:
-            block = self._block_of.get(digest)
-            if block is not None:
+            block = self._index.find(digest)
+            if block != NO_BLOCK:
                 self._forget(block)
                 self.pool.drop(block)
 
     def clear(self) -> int:
         """Nothing that was published so far is found any more; used blocks stay with who holds them. Returns how many
         blocks were forgotten."""
-        blocks = list(self._hash_of)
-        self._block_of.clear()
-        self._hash_of.clear()
-        self._parent_of.clear()
+        blocks = self._index.blocks().tolist()
+        self._index.clear()
         for block in blocks:
             self.pool.drop(block)
         self._events.contents.clear()
         self._events.add(CLEARED)
         return len(blocks)
 
-    def links(self) -> tuple[dict[int, bytes], dict[int, bytes]]:
-        """Copies, by block: its hash, and that of the block which it continues."""
-        return self._hash_of.copy(), self._parent_of.copy()
+    def links(self) -> Links:
+        """Which block continues which, at this moment."""
+        blocks = self._index.blocks()
+        digests = self._index.digests(blocks)
+        return Links(blocks, digests, view(self._parents)[blocks], view(self.pool.ref_count)[blocks])
 
     def audit(self) -> None:
         """Raise AssertionError unless hashes and blocks are a bijection."""
-        if self._parent_of.keys() != self._hash_of.keys():
-            raise AssertionError("prefix cache: blocks with a hash are not those that continue another")
-        if {block: digest for digest, block in self._block_of.items()} != self._hash_of:
-            raise AssertionError("prefix cache: hash-to-block and block-to-hash differ")
+        blocks = self._index.blocks().tolist()
+        if len(blocks) != len(self._index):
+            raise AssertionError("prefix cache: the number of hashes is off")
+        if any(self._index.find(self._index.digest_of(block)) != block for block in blocks):
+            raise AssertionError("prefix cache: a block is not found by its hash")
 
     def _forget(self, block: int) -> None:
-        digest = self._hash_of.pop(block)
-        del self._parent_of[block]
-        del self._block_of[digest]
+        digest = self._index.remove(block)
         self._events.contents.pop(digest, None)
         if self._events.is_followed:
             self._events.add(REMOVED, digest)

@@ -96,7 +96,7 @@ class CoreState:
     def begin(self, lease: Lease) -> None:
         """A new lease, with nothing in its blocks and rows. What waits is bounded by `bound`, sequence by sequence."""
         self.lease = lease
-        self.cache = PrefixCache(lease.block_ids, self.cache_events, self._make_pool)
+        self.cache = PrefixCache(lease.block_ids, self.cache_events, self._make_pool, lease.most.blocks + 1)
         self.columns = SequenceColumns(lease.row_ids, lease.block_size, lease.most.rows)
         self.tokens_per_step = lease.tokens_per_step  # present share; `lease` tells what was lent at the begin
         self.in_flight: deque[InFlight] = deque()

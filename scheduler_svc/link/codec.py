@@ -1,5 +1,6 @@
 """The core's plans and results as messages of executor.proto, and back. Columns are little-endian int32 bytes."""
 
+from array import array
 from collections.abc import Sequence as Items
 from itertools import islice
 
@@ -23,7 +24,7 @@ from scheduler_svc.core.sequence import Sampling, TokenLogprobs
 from scheduler_svc.core.token_rules import NO_RULES, TokenRules
 
 # What a lease may name; the core's columns are as long as the largest id.
-MAX_BLOCK_ID = (1 << 26) - 1
+MAX_BLOCK_ID = (1 << 24) - 1
 MAX_ROW_ID = (1 << 16) - 1
 MAX_PLANS_IN_FLIGHT = 16
 # What a model may be: masks, plans and tables are as large as it says, and its texts go to callers and other executors.
@@ -79,7 +80,7 @@ def decode_lease(attached: pb.Attached) -> Lease:
     """Raises MalformedMessage unless the lease can be worked with, and the model can be one."""
     _check_model(attached)
     lease = Lease(
-        block_ids=_ints(attached.lease.block_ids).tolist(),
+        block_ids=array("i", _ints(attached.lease.block_ids).tobytes()),  # kept, and there are many
         row_ids=_ints(attached.lease.row_ids).tolist(),
         tokens_per_step=attached.lease.tokens_per_step,
         block_size=attached.model.block_size,
@@ -137,7 +138,7 @@ def _check_number(name: str, number: int, highest: int) -> None:
         raise MalformedMessage(f"{name}: {number}, must be 1 to {highest}")
 
 
-def _check_ids(name: str, ids: list[int], lowest: int, highest: int) -> None:
+def _check_ids(name: str, ids: Items[int], lowest: int, highest: int) -> None:
     if not ids or len(set(ids)) != len(ids) or min(ids) < lowest or max(ids) > highest:
         raise MalformedMessage(f"lease.{name}: {len(ids)} ids, which must be distinct and in [{lowest}, {highest}]")
 

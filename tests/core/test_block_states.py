@@ -72,7 +72,7 @@ def test_changes_that_are_close_are_one_run(changed: list[int], runs: list[tuple
 class TestPrefixTree:
     def tree(self, run: Run, most: int = 1000) -> list[tuple[bytes, int, int, int]]:
         cache = run.scheduler.state.cache
-        nodes = prefix_tree(*cache.links(), cache.pool.ref_count, most)
+        nodes = prefix_tree(cache.links(), most)
         assert all(cache.find([node.digest]) == [node.block] for node in nodes)
         return [(node.digest, node.parent, node.depth, node.count) for node in nodes]
 

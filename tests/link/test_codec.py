@@ -33,7 +33,7 @@ def attached(**lease: object) -> pb.Attached:
 
 def test_a_sound_lease_is_taken() -> None:
     lease = decode_lease(attached())
-    assert (lease.block_ids, lease.row_ids, lease.max_model_len) == ([1, 2], [0], 100)
+    assert (list(lease.block_ids), lease.row_ids, lease.max_model_len) == ([1, 2], [0], 100)
 
 
 @pytest.mark.parametrize(
