@@ -1,6 +1,6 @@
 """Incremental decoders: ids in, text that is final out. `detokenizer.py` puts one to work for a sequence.
 
-Which one fits depends on how the model's tokenizer puts texts together (`decoder_maker`). Two families cover nearly
+Which one fits depends on how the model's tokenizer puts texts together (`decoder_makers`). Two families cover nearly
 all models and are done here with a table look-up a token; any other is asked through `WindowDecoder`.
 """
 
@@ -36,19 +36,28 @@ class IncrementalDecoder(Protocol):
         """What would be given out if nothing followed. Changes nothing."""
 
 
-def decoder_maker(library: tokenizers.Tokenizer, skip_special_tokens: bool) -> Callable[[], IncrementalDecoder]:
-    """A function that makes decoders of the kind that suits the library's tokenizer, all sharing one table."""
-    visible = VisibleTokens(library, skip_special_tokens)
+DecoderMaker = Callable[[], IncrementalDecoder]
+
+
+def decoder_makers(library: tokenizers.Tokenizer) -> dict[bool, DecoderMaker]:
+    """Functions that make decoders of the kind that suits the library's tokenizer, by whether special tokens are
+    skipped; all decoders of one function share one table."""
+    whole, skipping = VisibleTokens(library, False), VisibleTokens(library, True)
     decoder = component(library.decoder)
     steps = decoder["decoders"] if decoder is not None and decoder["type"] == "Sequence" else [decoder]
     if [step and step["type"] for step in steps] == ["ByteLevel"]:
-        byte_level = ByteLevelTable(visible)
-        return lambda: ByteLevelDecoder(byte_level)
+        byte_level = ByteLevelTable(whole)
+        rest = ByteLevelTable(skipping, byte_level)
+        return {False: lambda: ByteLevelDecoder(byte_level), True: lambda: ByteLevelDecoder(rest)}
     if (fallback := _byte_fallback(steps)) is not None:
         replaced, replacement, stripped, num_stripped = fallback
-        table = ByteFallbackTable(visible, replaced, replacement)
-        return lambda: ByteFallbackDecoder(table, stripped, num_stripped)
-    return lambda: WindowDecoder(library, visible)
+        table = ByteFallbackTable(whole, replaced, replacement)
+        pieces = ByteFallbackTable(skipping, replaced, replacement, table)
+        return {
+            False: lambda: ByteFallbackDecoder(table, stripped, num_stripped),
+            True: lambda: ByteFallbackDecoder(pieces, stripped, num_stripped),
+        }
+    return {False: lambda: WindowDecoder(library, whole), True: lambda: WindowDecoder(library, skipping)}
 
 
 def token_bytes(library: tokenizers.Tokenizer, num_ids: int) -> list[bytes | None] | None:
@@ -62,11 +71,11 @@ def token_bytes(library: tokenizers.Tokenizer, num_ids: int) -> list[bytes | Non
     steps = decoder["decoders"] if decoder is not None and decoder["type"] == "Sequence" else [decoder]
     if [step and step["type"] for step in steps] == ["ByteLevel"]:
         byte_level = ByteLevelTable(visible)
-        return [byte_level[i] or None for i in range(num_ids)]
+        return [byte_level.of(i) or None for i in range(num_ids)]
     if (fallback := _byte_fallback(steps)) is None:
         return None
     table = ByteFallbackTable(visible, *fallback[:2])
-    pieces = [table[i] for i in range(num_ids)]
+    pieces = [table.of(i) for i in range(num_ids)]
     return [bytes([p]) if isinstance(p, int) else p.encode() if p else None for p in pieces]
 
 
@@ -101,14 +110,17 @@ class ByteLevelDecoder:
         # An unfinished character has at most three bytes.
         tail = b""
         for token_id in reversed(prompt_ids):
-            tail = self._table[token_id] + tail
+            tail = self._table.of(token_id) + tail
             if len(tail) > 3:
                 break
         self._decode(tail)
 
     def push(self, ids: Sequence[int]) -> str:
         table = self._table
-        data = table[ids[0]] if len(ids) == 1 else b"".join([table[token_id] for token_id in ids])
+        try:
+            data = table[ids[0]] if len(ids) == 1 else b"".join([table[token_id] for token_id in ids])
+        except IndexError:  # of logits there may be more than of tokens
+            data = b"".join(map(table.of, ids))
         if data.isascii() and not self._utf8.buffer:  # most of it, and a third of the time
             return data.decode("ascii")
         return self._decode(data)
@@ -151,7 +163,7 @@ class ByteFallbackDecoder:
     def push(self, ids: Sequence[int]) -> str:
         table, out = self._table, []
         for token_id in ids:
-            piece = table[token_id]
+            piece = table[token_id] if token_id < len(table) else table.of(token_id)
             if isinstance(piece, str):
                 if self._run or self._broken:
                     out.append(self._end_run())
@@ -213,6 +225,6 @@ class ByteFallbackDecoder:
         # Longer runs than this are no longer held as a whole anyway.
         first = max(0, len(ids) - 2 * MAX_HELD_BYTES)
         begin = len(ids)
-        while begin > first and not isinstance(self._table[ids[begin - 1]], str):
+        while begin > first and not isinstance(self._table.of(ids[begin - 1]), str):
             begin -= 1
         return begin

@@ -9,7 +9,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
 _MOST_BYTES_PER_CHAR = 4  # of UTF-8
-_MOST_IDS = 1 << 21  # where a search for the last token ends
+MOST_IDS = 1 << 21  # where a search for the last token ends
 # What special tokens may swallow next to them: Unicode's White_Space.
 _SPACES = "".join(character for character in map(chr, range(0x3001)) if character.isspace())
 
@@ -55,7 +55,7 @@ def _longest_token(library: tokenizers.Tokenizer) -> int:
     """In bytes; 0 where not all tokens are found. Ids may have holes between them."""
     # One id at a time: the whole vocabulary as Python objects would take tens of megabytes.
     num_left, longest = library.get_vocab_size(with_added_tokens=True), 0
-    for token_id in range(_MOST_IDS):
+    for token_id in range(MOST_IDS):
         if not num_left:
             return longest
         token = library.id_to_token(token_id)

@@ -5,7 +5,7 @@ import tokenizers
 from scheduler_svc.errors import FieldViolation, InvalidRequest
 from scheduler_svc.text.bundle import BadBundle, Bundle, open_bundle
 from scheduler_svc.text.chat import ChatTemplate, chat_template_source
-from scheduler_svc.text.decoders import IncrementalDecoder, decoder_maker, token_bytes
+from scheduler_svc.text.decoders import IncrementalDecoder, decoder_makers, token_bytes
 from scheduler_svc.text.memory import release_unused_memory
 from scheduler_svc.text.panics import panics_as_errors
 from scheduler_svc.text.sampling_defaults import sampling_defaults
@@ -25,7 +25,7 @@ class Tokenizer:
         self._bound = TokenBound(library)
         self.sampling_defaults: dict[str, float] = {}
         self.model_type = ""  # as the model's configuration says
-        self._decoder_makers = {skip: decoder_maker(library, skip) for skip in (False, True)}
+        self._decoder_makers = decoder_makers(library)
 
     @classmethod
     def from_bundle(cls, data: bytes) -> "Tokenizer":
