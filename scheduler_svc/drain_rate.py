@@ -1,7 +1,8 @@
 """How fast the queue gets shorter: what a refused caller is told to wait, what a deadline is measured against, and how
 long one that comes now would wait."""
 
-from collections import deque
+from array import array
+from bisect import bisect_left, bisect_right
 
 WINDOW_S = 30.0
 MIN_RETRY_S, MAX_RETRY_S = 0.1, 60.0
@@ -14,43 +15,46 @@ class DrainRate:
     """`note` regularly how many have left the queue since the start; times are seconds of one clock."""
 
     def __init__(self) -> None:
-        self._samples: deque[tuple[float, int]] = deque()
+        # Columns of one sample each time: objects for each would keep pages of the load that they are from.
+        self._at, self._num_gone = array("d"), array("q")
         self._held_up_since = float("-inf")
 
     def note(self, now: float, num_gone: int, *, held_up: bool = True) -> None:
         """`held_up`: somebody waits for an executor that is there. Else more could have gone than has."""
         if not held_up:
             self._held_up_since = now
-        samples = self._samples
-        samples.append((now, num_gone))
-        while len(samples) > 2 and samples[1][0] <= now - WINDOW_S:
-            samples.popleft()
+        self._at.append(now)
+        self._num_gone.append(num_gone)
+        num_before = bisect_right(self._at, now - WINDOW_S) - 1  # all but the last one before the window
+        num_over = min(num_before, len(self._at) - 2)
+        if num_over > 0:
+            del self._at[:num_over], self._num_gone[:num_over]
 
     def retry_after_s(self, num_waiting: int) -> float:
         """The time in which so many leave, at the mean rate of the window; whoever comes back then finds room even if
         all others who were refused meanwhile come back, too."""
-        if len(self._samples) < 2:
+        if len(self._at) < 2:
             return UNKNOWN_RETRY_S
-        (begin, first), (end, last) = self._samples[0], self._samples[-1]
-        seconds = num_waiting * (end - begin) / max(last - first, 1)
+        seconds = num_waiting * (self._at[-1] - self._at[0]) / max(self._num_gone[-1] - self._num_gone[0], 1)
         return min(max(seconds, MIN_RETRY_S), MAX_RETRY_S)
 
     def most_within(self, seconds: float) -> float:
         """The most that have left in so short a time at any moment of the window, as far back as others waited all the
         time; more than any number where too little has been seen to say so. Of a time longer than what has been seen,
         in proportion."""
-        samples = [sample for sample in self._samples if sample[0] >= self._held_up_since]
-        seen_s = samples[-1][0] - samples[0][0] if samples else 0.0
+        first = bisect_left(self._at, self._held_up_since)
+        times, counts = self._at[first:], self._num_gone[first:]
+        seen_s = times[-1] - times[0] if times else 0.0
         if seen_s < KNOWN_AFTER_S:
             return float("inf")
         if seconds >= seen_s:
-            return (samples[-1][1] - samples[0][1]) * seconds / seen_s
+            return (counts[-1] - counts[0]) * seconds / seen_s
         most, begin = 0, 0
-        for end, (at, num_gone) in enumerate(samples):
+        for end, (at, num_gone) in enumerate(zip(times, counts, strict=True)):
             # One sample early: what had left by the one after may have done so at any moment between the two.
-            while begin + 1 < end and samples[begin + 1][0] <= at - seconds:
+            while begin + 1 < end and times[begin + 1] <= at - seconds:
                 begin += 1
-            most = max(most, num_gone - samples[begin][1])
+            most = max(most, num_gone - counts[begin])
         return float(most)
 
 
@@ -58,21 +62,24 @@ class AdmissionRate:
     """How fast those get in who have to wait for it, of one model. Times are seconds of one clock."""
 
     def __init__(self) -> None:
-        self._kept: deque[tuple[float, float, int]] = deque()  # when, after how long, how many had got in
+        # Of each time between two looks in which some waited: its end, how long it was, how many got in.
+        self._ends, self._lengths, self._nums = array("d"), array("d"), array("q")
         self._seconds = 0.0  # of those kept in which some waited
         self._num_admitted = 0  # in these
-        self._last: tuple[float, int] | None = None
+        self._last_at, self._last_num = -1.0, 0
 
     def note(self, now: float, num_admitted: int, *, some_wait: bool) -> None:
         """Regularly: how many have got in since the start, and whether the last plans have left any behind."""
-        if self._last is not None and some_wait:
-            seconds, num_more = now - self._last[0], max(num_admitted - self._last[1], 0)
-            self._kept.append((now, seconds, num_more))
+        if self._last_at >= 0 and some_wait:
+            seconds, num_more = now - self._last_at, max(num_admitted - self._last_num, 0)
+            self._ends.append(now)
+            self._lengths.append(seconds)
+            self._nums.append(num_more)
             self._add(seconds, num_more)
-        self._last = now, num_admitted
-        while self._kept and self._kept[0][0] <= now - WINDOW_S:
-            _, seconds, num_more = self._kept.popleft()
-            self._add(-seconds, -num_more)
+        self._last_at, self._last_num = now, num_admitted
+        if num_over := bisect_right(self._ends, now - WINDOW_S):
+            self._add(-sum(self._lengths[:num_over]), -sum(self._nums[:num_over]))
+            del self._ends[:num_over], self._lengths[:num_over], self._nums[:num_over]
 
     def expected_wait_s(self, num_ahead: int) -> float:
         """Of one that so many wait before; 0 where too little has been seen to say. Where nobody has got in, as if one

@@ -41,7 +41,7 @@ from scheduler_svc.feasibility import check_in_time
 from scheduler_svc.fleet import Fleet
 from scheduler_svc.gathering import GatheredReader, Gathering
 from scheduler_svc.grammar_masks import GrammarMasks
-from scheduler_svc.high_water import MANY_BLOCKS, HighWater, give_back
+from scheduler_svc.high_water import HighWater
 from scheduler_svc.loads import load_of
 from scheduler_svc.opening import open_request
 from scheduler_svc.request_times import RequestTimes
@@ -194,8 +194,6 @@ class Engine:
     def flush_prefix_cache(self) -> int:
         num_blocks = sum(driver.scheduler.flush_prefix_cache() for driver in self.fleet.attached)
         log.info("prefix_cache_flushed", blocks=num_blocks)
-        if num_blocks >= MANY_BLOCKS:
-            give_back()
         return num_blocks
 
     def watch_prefix_cache(self) -> AsyncGenerator[tuple[str, Told], None]:

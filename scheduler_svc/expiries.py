@@ -24,7 +24,7 @@ class Expiries:
     def remove(self, request_id: str) -> None:
         """The request has ended. Harmless if it was never added."""
         self._at.pop(request_id, None)
-        if len(self._heap) > 2 * len(self._at) + FEW:
+        if len(self._heap) > 2 * len(self._at) + FEW or not self._at:
             self._heap = [(at, request_id) for request_id, at in self._at.items()]
             heapify(self._heap)
             self.next_at = self._heap[0][0] if self._heap else math.inf

@@ -4,6 +4,23 @@ import ctypes
 import gc
 import sys
 
+# Of glibc's mallopt, and what is set.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
+KEPT_BYTES = 1 << 20  # what is freed beyond it at an arena's end goes back; what is larger never comes from one
+ARENAS = 2
+
+
+def keep_little_memory() -> None:
+    """To be called before there are threads. The C library (glibc) gives each thread memory of its own to allocate
+    from, and keeps at each one's end up to twice the largest piece that was ever freed."""
+    if sys.platform != "linux":
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_ARENA_MAX, ARENAS)
+        mallopt(_MMAP_THRESHOLD, KEPT_BYTES)
+        mallopt(_TRIM_THRESHOLD, KEPT_BYTES)
+
 
 def release_unused_memory() -> None:
     """Return freed memory to the system where the C library can (glibc), after something big has been dropped.
@@ -13,6 +30,13 @@ def release_unused_memory() -> None:
     """
     gc.collect()
     gc.freeze()  # what is left stays, and no later collection has to look at it again
+    give_back_freed_pages()
+
+
+def give_back_spare_objects() -> None:
+    """Python keeps thousands of small objects of which nobody has any more, for the next ones, wherever a load has left
+    them, and their pages with them; a full collection lets go of them. Quick while nothing runs."""
+    gc.collect()
     give_back_freed_pages()
 
 

@@ -172,6 +172,15 @@ def test_what_is_over_is_told_once_and_what_has_ended_takes_no_room() -> None:
     assert expiries.next_at == math.inf
 
 
+def test_nothing_is_kept_of_requests_when_none_is_left() -> None:
+    expiries = Expiries()
+    for number in range(3):
+        expiries.add(f"r{number}", 1000.0 + number)
+    for number in range(3):
+        expiries.remove(f"r{number}")
+    assert (expiries._heap, expiries.next_at) == ([], math.inf)
+
+
 def test_an_id_that_is_used_again_has_its_new_time() -> None:
     expiries = Expiries()
     expiries.add("r", 10.0)
