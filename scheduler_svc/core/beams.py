@@ -9,6 +9,7 @@ partly filled each beam but one takes a copy before it writes (`Sharing.copy_on_
 from dataclasses import dataclass
 
 from scheduler_svc.core.beam_group import BeamGroup
+from scheduler_svc.core.block_hashes import BlockHashes
 from scheduler_svc.core.plan import ForkedRow, StartedRow
 from scheduler_svc.core.sequence import EndReason, Sequence, State, TokenLogprobs
 from scheduler_svc.core.state import CoreState
@@ -24,7 +25,7 @@ class _Part:
 
     blocks: list[int]
     num_published: int
-    block_hashes: list[bytes]
+    block_hashes: BlockHashes
     stretched: bool
 
 

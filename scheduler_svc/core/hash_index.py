@@ -10,9 +10,9 @@ from struct import Struct
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduler_svc.core.block_hashes import HASH_BYTES
 from scheduler_svc.core.flat import lengthened, view, zeros
 
-HASH_BYTES = 32
 _digest_at = Struct(f"{HASH_BYTES}s").unpack_from
 END, ABSENT = 0, -1  # of a chain: no block is called 0; and of a block that is in none
 

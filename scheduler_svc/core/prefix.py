@@ -4,11 +4,10 @@
 delimited by its length, so that different meanings can never give the same bytes.
 """
 
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
-from struct import Struct
 
+from scheduler_svc.core.block_hashes import BlockHashes
 from scheduler_svc.core.blocks import NO_BLOCK, BlockPool, PoolMaker
 from scheduler_svc.core.cache_events import CLEARED, REMOVED, STORED, CacheEvents
 from scheduler_svc.core.flat import lengthened, view, zeros
@@ -26,29 +25,10 @@ def root_hash(**extra: str) -> bytes:
     return digest.digest()
 
 
-@cache
-def _packing(block_size: int) -> Callable[..., bytes]:
-    """Of so many ids as int32; for one block it takes half as long as an array does."""
-    return Struct(f"{block_size}i").pack
-
-
-def extend_hashes(hashes: list[bytes], token_ids: list[int], block_size: int, root: bytes) -> None:
-    """Append to `hashes` those of the full blocks of `token_ids` that it lacks; `root` is H_0."""
-    begin = len(hashes) * block_size
-    end = len(token_ids) // block_size * block_size
-    if begin >= end:
-        return
-    pack = _packing(block_size)
-    parent = hashes[-1] if hashes else root
-    for first in range(begin, end, block_size):
-        parent = sha256(parent + pack(*token_ids[first : first + block_size])).digest()
-        hashes.append(parent)
-
-
-def prefix_hashes(token_ids: list[int], block_size: int, root: bytes) -> list[bytes]:
+def prefix_hashes(token_ids: list[int], block_size: int, root: bytes) -> BlockHashes:
     """Those of all full blocks of `token_ids`."""
-    hashes: list[bytes] = []
-    extend_hashes(hashes, token_ids, block_size, root)
+    hashes = BlockHashes()
+    hashes.extend(token_ids, block_size, lambda: root)
     return hashes
 
 
@@ -85,7 +65,7 @@ class PrefixCache:
     def holds(self, digest: bytes) -> bool:
         return self._index.find(digest) != NO_BLOCK
 
-    def find(self, hashes: list[bytes]) -> list[int]:
+    def find(self, hashes: Iterable[bytes]) -> list[int]:
         """The blocks of the longest cached prefix of this chain. Touches nothing."""
         found, block_of = [], self._index.find
         for digest in hashes:
@@ -104,7 +84,7 @@ class PrefixCache:
             if self._events.is_followed:
                 self._events.add(STORED, digest)
 
-    def withdraw(self, hashes: list[bytes]) -> None:
+    def withdraw(self, hashes: Iterable[bytes]) -> None:
         """What these hashes name is not to be trusted: nobody finds it any more."""
         for digest in hashes:
             block = self._index.find(digest)

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from scheduler_svc.core.beam_group import BeamGroup
     from scheduler_svc.core.scheduler import Scheduler
 
+from scheduler_svc.core.block_hashes import BlockHashes
 from scheduler_svc.core.token_rules import NO_RULES, TokenRules
 
 
@@ -103,7 +104,9 @@ class Sequence:
     score: float | None = None  # of an answer of a beam search
     logprobs: list["TokenLogprobs"] = field(default_factory=list)
     prompt_logprobs: list["TokenLogprobs"] = field(default_factory=list)  # of all prompt tokens but the first, so far
-    block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks of token_ids, as far as computed
+    block_hashes: BlockHashes = field(
+        default_factory=BlockHashes
+    )  # of the full blocks of token_ids, as far as computed
 
     def __post_init__(self) -> None:
         self.num_prompt = self.num_prompt or len(self.token_ids)

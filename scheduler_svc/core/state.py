@@ -15,7 +15,7 @@ from scheduler_svc.core.bounds import length_of, reach
 from scheduler_svc.core.cache_events import CachedBlock, CacheEvents
 from scheduler_svc.core.columns import SequenceColumns
 from scheduler_svc.core.plan import ForkedRow, Lease
-from scheduler_svc.core.prefix import PrefixCache, extend_hashes, root_hash
+from scheduler_svc.core.prefix import PrefixCache, root_hash
 from scheduler_svc.core.sequence import Sequence, State
 
 if TYPE_CHECKING:
@@ -163,8 +163,7 @@ class CoreState:
 
     def extend_hashes(self, sequence: Sequence) -> None:
         """Hash the full blocks of the sequence that are not hashed yet."""
-        root = b"" if sequence.block_hashes else self.cache_root(sequence)
-        extend_hashes(sequence.block_hashes, sequence.token_ids, self.lease.block_size, root)
+        sequence.block_hashes.extend(sequence.token_ids, self.lease.block_size, lambda: self.cache_root(sequence))
 
     def cached_prefix(self, sequence: Sequence) -> list[int]:
         """Blocks that hold the beginning of the sequence, as far as it need not be computed."""
@@ -269,15 +268,14 @@ class CoreState:
 
     def publish_block(self, sequence: Sequence, index: int, block: int) -> None:
         """The same of one block, which is the sequence's `index`-th and hashed already."""
-        digest = sequence.block_hashes[index]
-        self.cache.publish(block, digest, sequence.block_hashes[index - 1] if index else b"")
+        parent, digest = sequence.block_hashes.with_parent(index)
+        self.cache.publish(block, digest, parent)
         events = self.cache_events
         # A prompt without a salt finds nothing that was stored under one, nor do keys of two kinds meet.
         if events.keeps_contents and not (sequence.cache_salt or sequence.stretched) and self.cache.holds(digest):
             begin = index * self.lease.block_size
             ids = array("i", sequence.token_ids[begin : begin + self.lease.block_size])
-            parent = sequence.block_hashes[index - 1] if index else None
-            events.contents[digest] = CachedBlock(parent, ids.tobytes())
+            events.contents[digest] = CachedBlock(parent or None, ids.tobytes())
 
     def _leave(self, sequence: Sequence) -> None:
         """Release its row, or those of all beams of its group."""

@@ -224,7 +224,7 @@ class TestMoving:
         sequence = a.submit(asked("r", own(1, 20)))
         a.scheduler.state.extend_hashes(sequence)
         a.scheduler.move(sequence, b.scheduler)
-        assert sequence.block_hashes == []
+        assert not sequence.block_hashes
         b.to_the_end()
         assert_exact([sequence], own(1, 20))
 
