@@ -1,7 +1,8 @@
 """Counts of values by size."""
 
+from array import array
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import MutableSequence, Sequence
 
 
 class Histogram:
@@ -11,7 +12,7 @@ class Histogram:
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = list(bounds)
-        self.counts = [0] * (len(self.bounds) + 1)
+        self.counts: MutableSequence[int] = array("q", [0]) * (len(self.bounds) + 1)
         self.sum = 0.0
 
     @classmethod
