@@ -56,8 +56,16 @@ def valid_requests(method: MethodDescriptor) -> list[Message]:
     """To start from; an empty message where there is nothing better."""
     if method.input_type is vllm.GenerateRequest.DESCRIPTOR:
         return valid_vllm_requests()
+    if method.input_type is inference_pb2.GenerateManyRequest.DESCRIPTOR:
+        cancel: Message = inference_pb2.GenerateManyRequest(number=7, cancel=inference_pb2.CancelGeneration())
+        begin = inference_pb2.GenerateManyRequest
+        return [cancel, *(begin(number=7, generate=given, timeout_ms=10_000) for given in valid_generations())]
     if method.input_type is not Request.DESCRIPTOR:
         return [method.input_type._concrete_class()]
+    return valid_generations()
+
+
+def valid_generations() -> list[Message]:
     grammar = inference_pb2.Grammar(regex="[a-c]{1,5}")
     plain = {"max_tokens": 8}
     requests = [
@@ -115,7 +123,7 @@ class Assault:
         self.fuzzer, self._channel = Fuzzer(seed), channel
         self.codes: Counter[tuple[str, grpc.StatusCode | None]] = Counter()
         self.wrong: list[Asked] = []
-        generate = [method for method in methods() if method.name == "Generate"]
+        generate = [method for method in methods() if method.name in ("Generate", "GenerateMany")]
         self._methods = methods() + 8 * generate
         self._valid = {method.full_name: valid_requests(method) for method in methods()}
 
@@ -154,8 +162,10 @@ class Assault:
                     await self._channel.unary_unary(path)(data)
                     return OK, ""
                 call: Any = self._channel.unary_stream(path)(data)
-                async for _ in call:
-                    pass
+                async for answer in call:
+                    for code, message in ends_in(method, answer):
+                        if code not in ALLOWED and code is not grpc.StatusCode.DEADLINE_EXCEEDED:  # it may name one
+                            return code, message
                 return await call.code(), await call.details()
         except grpc.aio.AioRpcError as error:
             return error.code(), error.details() or ""
@@ -177,6 +187,15 @@ class Assault:
             return (OK, "") if longest_s == NEXT_MESSAGE_S else (None, "no answer")
         finally:
             call.cancel()
+
+
+def ends_in(method: MethodDescriptor, answer: bytes) -> list[tuple[grpc.StatusCode, str]]:
+    """What the message says of how generations of its call have ended."""
+    if method.output_type is not inference_pb2.GenerateManyResponse.DESCRIPTOR:
+        return []
+    updates = inference_pb2.GenerateManyResponse.FromString(answer).updates
+    codes = {code.value[0]: code for code in grpc.StatusCode}
+    return [(codes[update.end.code], update.end.message) for update in updates if update.HasField("end")]
 
 
 def num_descriptors(service: Service) -> int:
