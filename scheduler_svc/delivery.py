@@ -50,7 +50,9 @@ class Delivery:
         self._queue: deque[Answer] = deque()
         # In the order in which they have rested enough; those that are gathered apart, for they rest less.
         self._resting: tuple[deque[Answer], deque[Answer]] = (deque(), deque())
+        self.num_ready = 0  # requests of which something is to be taken in a message with others
         self._num_streams = 0  # that have something new, or rest
+        self.making = asyncio.Lock()  # whoever makes a message of many answers
         self._has_turn = False  # scheduled on the event loop
         self._timer: asyncio.TimerHandle | None = None  # for the first who rests, until `_timer_at`
         self._timer_at = 0.0
@@ -75,18 +77,21 @@ class Delivery:
             answer: Answer = sequence.owner
             if answer.noted_at is None:
                 answer.noted_at = now
-            if not answer.is_queued and (not answer.is_resting or answer.is_urgent):
-                answer.is_queued = True
-                self._queue.append(answer)
-        self._num_streams = len(self._queue) + sum(map(len, self._resting))
+            self._line_up(answer)
+        self._num_streams = len(self._queue) + sum(map(len, self._resting)) + self.num_ready
         self._have_turn()
 
     def ask(self, answer: Answer) -> None:
         """Its reader has taken a message, and there is more for it: its turn comes after all who wait already."""
-        if not answer.is_queued and (not answer.is_resting or answer.is_urgent):
+        self._line_up(answer)
+        self._have_turn()
+
+    def _line_up(self, answer: Answer) -> None:
+        if answer.is_queued or (answer.is_resting and not answer.is_urgent):
+            return
+        if not answer.reader.takes(answer):
             answer.is_queued = True
             self._queue.append(answer)
-        self._have_turn()
 
     def message(self, answer: Answer) -> Delta:
         """What the next message says, which leaves now. Raises the error that has ended the answer."""
@@ -145,9 +150,8 @@ class Delivery:
             while resting and resting[0].rests_until <= now:
                 answer = resting.popleft()
                 answer.is_resting = False
-                if answer.has_more and not answer.is_queued:
-                    answer.is_queued = True
-                    self._queue.append(answer)
+                if answer.has_more:
+                    self._line_up(answer)
 
     def _turn(self) -> None:
         """For the next messages, and for what cannot wait for its reader before them."""
@@ -159,24 +163,18 @@ class Delivery:
             answer = self._queue.popleft()
             answer.is_queued = False
             reader = answer.reader
+            if not answer.has_more:  # it was taken meanwhile
+                continue
             may_leave = reader.is_waiting and not reader.is_whole and (not answer.is_resting or answer.has_ended)
             if may_leave or answer.cannot_wait(UNTAKEN_TOKENS):
                 self._serve(answer, may_leave)
-                num_messages += may_leave and not reader.is_gathered
-            elif not answer.is_resting:
-                reader.pass_over(answer)
+                num_messages += may_leave
         self._have_turn(TURNS_BETWEEN)
 
     def _serve(self, answer: Answer, may_leave: bool) -> None:
         """Make text of what is new. Its reader gets it now if it `may_leave`, or if it is the end."""
         reader = answer.reader
-        unread_bytes = reader.unread_bytes
-        if answer.taken_at is None:
-            answer.taken_at = answer.noted_at
-        answer.noted_at = None
-        if not answer.is_over:
-            self._take(answer)
-            self.unread_bytes += reader.unread_bytes - unread_bytes
+        self.make_text(answer)
         if answer.has_news and (may_leave or answer.is_over):
             reader.wake()
         if reader.unread_bytes > self._max_unread_bytes and not reader.is_waiting:
@@ -185,6 +183,16 @@ class Delivery:
         elif self.unread_bytes > self._max_total_unread_bytes:
             found = f"more than those of any other, and max_total_unread_bytes is {self._max_total_unread_bytes}"
             self._give_up(max(self._readers, key=lambda other: other.unread_bytes), found)
+
+    def make_text(self, answer: Answer) -> None:
+        """Of what is new of it."""
+        unread_bytes = answer.reader.unread_bytes
+        if answer.taken_at is None:
+            answer.taken_at = answer.noted_at
+        answer.noted_at = None
+        if not answer.is_over:
+            self._take(answer)
+            self.unread_bytes += answer.reader.unread_bytes - unread_bytes
 
     def _give_up(self, reader: Reader, found: str) -> None:
         waiting = reader.unread_bytes

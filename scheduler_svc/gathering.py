@@ -1,18 +1,16 @@
 """Many requests whose answers leave together: one reader takes what is new of all of them at once."""
 
 import asyncio
-from collections.abc import Generator
+import time
+from collections.abc import AsyncIterator, Generator
+from contextlib import asynccontextmanager
 
 from scheduler_svc.answer import Answer
-from scheduler_svc.delivery import Delivery
+from scheduler_svc.delivery import SLICE_S, TURNS_BETWEEN, UNTAKEN_TOKENS, Delivery
 from scheduler_svc.errors import PagedError
 from scheduler_svc.reader import Reader
 from scheduler_svc.requests import Delta
 from scheduler_svc.samples import Samples
-
-MAX_READY = 1024  # requests that get their text made while a message is on its way
-# The first news of a result wait for others of the same one, which come in slices of the event loop's time.
-WAIT_S_PER_REQUEST, MAX_WAIT_S, MIN_WAIT_S = 100e-6, 0.005, 0.001
 
 
 class GatheredReader(Reader):
@@ -29,12 +27,11 @@ class GatheredReader(Reader):
         self.error: PagedError | None = None
         self.samples: Samples | None = None
         self._gathering = gathering
-        gathering.num_open += 1
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
     def is_waiting(self) -> bool:
-        return self._gathering.has_room_for(self)
+        return not self._gathering.is_sending
 
     @property
     def is_over(self) -> bool:
@@ -43,16 +40,17 @@ class GatheredReader(Reader):
     def wake(self) -> None:
         self._gathering.note(self)
 
-    def pass_over(self, answer: object) -> None:
-        # What is whole does not leave before its end, when nobody is passed over.
-        if not self.is_whole and isinstance(answer, Answer):
-            self._gathering.note_passed_over(answer)
+    def takes(self, answer: object) -> bool:
+        if self.is_whole or not isinstance(answer, Answer):
+            return False
+        self._gathering.note(self)
+        # While nobody takes anything, what cannot wait for that has the delivery's turns.
+        return not (self._gathering.is_sending and answer.cannot_wait(UNTAKEN_TOKENS))
 
     def end(self, error: PagedError | None = None) -> None:
         """Nothing more will be taken; harmless when it is over."""
         if not self._over.done():
             self.error = error
-            self._gathering.num_open -= 1
             self._over.set_result(None)
         self.samples = None  # which refer to their reader
 
@@ -64,31 +62,28 @@ class GatheredReader(Reader):
 
 
 class Gathering:
-    """What one caller has asked for. It `take`s what there is, and says when that is on its way and when it has gone.
-
-    While a message is on its way, text for the next is made of `MAX_READY` requests, of each once; what comes beyond
-    that waits for it to be gone.
-    """
+    """What one caller has asked for. In its `turn` it `take`s what there is; then it says when that is on its way, and
+    when it has gone."""
 
     def __init__(self, delivery: Delivery) -> None:
         self._delivery = delivery
         self._ready: dict[GatheredReader, None] = {}  # in the order in which they came to be
-        self._passed_over: list[Answer] = []
         self._news = asyncio.Event()
-        self._is_sending = False
-        self.num_open = 0
+        self._is_closed = False
+        self.is_sending = False
 
-    def has_room_for(self, reader: GatheredReader) -> bool:
-        return not self._is_sending or (reader not in self._ready and len(self._ready) < MAX_READY)
+    def close(self) -> None:
+        """Nobody takes anything any more."""
+        self._is_closed = True
+        self._delivery.num_ready -= len(self._ready)
+        self._ready.clear()
 
     def note(self, reader: GatheredReader) -> None:
         """There is something to be taken."""
-        self._ready[reader] = None
-        self._news.set()
-
-    def note_passed_over(self, answer: Answer) -> None:
-        """There was no room for it."""
-        self._passed_over.append(answer)
+        if reader not in self._ready and not self._is_closed:
+            self._ready[reader] = None
+            self._delivery.num_ready += 1
+            self._news.set()
 
     def wake(self) -> None:
         """Whoever waits for news has something else to see to."""
@@ -103,24 +98,39 @@ class Gathering:
                 await asyncio.wait_for(self._news.wait(), timeout_s)
             except TimeoutError:
                 return False
-        wait_s = min(self.num_open * WAIT_S_PER_REQUEST, MAX_WAIT_S)
-        if self._ready and wait_s >= MIN_WAIT_S:
-            await asyncio.sleep(wait_s)
         self._news.clear()
         return True
 
-    def take(self) -> Generator[tuple[GatheredReader, Delta], None, None]:
-        """What waits, longest waiting first, of each request once at most. Whose answer has failed is over; so is, with
-        its last delta, whose answers have ended."""
-        more: list[GatheredReader] = []
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Messages are made one after another, with turns of the event loop for others between."""
+        await self._delivery.making.acquire()
         try:
-            while self._ready:
+            yield
+        finally:
+            self._end_turn(TURNS_BETWEEN)
+
+    def _end_turn(self, turns_before: int) -> None:
+        if turns_before:
+            asyncio.get_running_loop().call_soon(self._end_turn, turns_before - 1)
+        else:
+            self._delivery.making.release()
+
+    def take(self) -> Generator[tuple[GatheredReader, Delta], None, None]:
+        """What there is, longest waiting first, of each request once at most, for a slice of the event loop's time.
+        Whose answer has failed is over; so is, with its last delta, whose answers have ended."""
+        more: list[GatheredReader] = []
+        end = time.perf_counter() + SLICE_S
+        try:
+            while self._ready and time.perf_counter() < end:
                 reader = next(iter(self._ready))
                 del self._ready[reader]
+                self._delivery.num_ready -= 1
                 samples = reader.samples
                 if samples is None:
                     continue
                 try:
+                    samples.take_in()
                     delta = samples.delta_now()
                 except PagedError as error:
                     reader.end(error)
@@ -136,14 +146,16 @@ class Gathering:
             for reader in more:
                 self.note(reader)
 
+    @property
+    def has_more(self) -> bool:
+        """Whether there is something to be taken."""
+        return bool(self._ready)
+
     def note_sending(self) -> None:
         """What was taken is on its way."""
-        self._is_sending = True
+        self.is_sending = True
         self._delivery.num_messages += 1
 
     def note_sent(self) -> None:
         """It has gone."""
-        self._is_sending = False
-        passed_over, self._passed_over = self._passed_over, []
-        for answer in passed_over:
-            self._delivery.ask(answer)
+        self.is_sending = False

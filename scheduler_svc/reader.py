@@ -33,8 +33,9 @@ class Reader:
         if self._turn is not None and not self._turn.done():
             self._turn.set_result(None)
 
-    def pass_over(self, answer: object) -> None:
-        """The answer's turn has come while it did not wait. It asks again by itself, when it has taken its message."""
+    def takes(self, answer: object) -> bool:
+        """Whether it sees to what is new of the answer by itself, without a turn of the delivery's."""
+        return False
 
     async def turn(self) -> None:
         """Until `wake`."""

@@ -88,6 +88,12 @@ class Samples:
             await self.reader.turn()
         return delta
 
+    def take_in(self) -> None:
+        """Make text of all that is new, without a turn of the delivery's."""
+        for answer in tuple(self._unfinished):
+            if answer.noted_at is not None:
+                self._delivery.make_text(answer)
+
     def delta_now(self) -> Delta | None:
         """All that waits of one answer; None where nothing does. Raises the error that has ended one of them."""
         answer = self._with_news()

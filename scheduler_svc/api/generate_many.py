@@ -90,11 +90,14 @@ class ManyGenerations:
         receiving = asyncio.create_task(self._receive(requests))  # ends with the call
         try:
             while self._error is None:
-                message = self._message()
+                async with self._gathering.turn():
+                    message = self._message()
                 if message is not None:
                     self._gathering.note_sending()
                     yield message
                     self._gathering.note_sent()
+                elif self._gathering.has_more:
+                    continue
                 elif self._tasks:
                     await self._gathering.news(None)
                 elif self._has_all or self._is_closing or not await self._gathering.news(IDLE_S):
@@ -102,6 +105,7 @@ class ManyGenerations:
             raise self._error
         finally:
             self._is_over = True
+            self._gathering.close()
             for task in self._tasks.values():
                 task.cancel()
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
