@@ -170,8 +170,8 @@ async def through_chaos(
                     break
                 await asyncio.sleep(0.1)
 
-    async with Client(target) as client, asyncio.TaskGroup() as tasks:
-        asking = [tasks.create_task(one(client)) for _ in range(concurrency)]
+    async with Client(target) as own, Client(target, share_calls=True) as shared, asyncio.TaskGroup() as tasks:
+        asking = [tasks.create_task(one((own, shared)[number % 2])) for number in range(concurrency)]
         await chaos.run(num_faults)
         over.set()
         _, hung = await asyncio.wait(asking, timeout=end_s)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import math
 import random
 import signal
@@ -175,7 +176,7 @@ async def through_disturbances(
                 if not any(begin <= until for _, until in replicas.away):
                     spared.append(str(error))
 
-    async with Client(replicas.target) as client:
+    async with Client(replicas.target) as own, Client(replicas.target, share_calls=True) as shared:
         chances = [random.Random(seed), random.Random(seed + 1)]
         disturbing = [
             asyncio.create_task(replicas.disturb_executors(chances[0], pause_s)),
@@ -183,7 +184,7 @@ async def through_disturbances(
         ]
         try:
             async with asyncio.TaskGroup() as tasks:
-                for call in calls:
+                for call, client in zip(calls, itertools.cycle((own, shared))):
                     tasks.create_task(one(client, call))
         finally:
             for task in disturbing:
