@@ -143,7 +143,7 @@ def _serve_metrics(service: Service, model: str, address: str) -> bool:
 def _follow(settings: ExecutorSettings, ranks: Ranks) -> int:
     """Serves with a share of the model, as rank 0 says."""
     signals, log = FollowerSignals(settings.shutdown_grace_s + LEADER_ENDS_S), structlog.get_logger()
-    follower = with_torch(lambda load: load.load_share(settings, ranks))
+    follower = with_torch(settings, lambda load: load.load_share(settings, ranks))
     signals.following = True
     log.info("following")
     try:

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import structlog
 
+from executor_svc import imports
 from executor_svc.loaded import LoadedModel
 from executor_svc.model.refusal import ModelRefused
 from executor_svc.process import keep_freed_memory
@@ -19,7 +20,7 @@ _T = TypeVar("_T")
 def load_model(settings: ExecutorSettings, ranks: Ranks) -> LoadedModel:
     """Ends the process with code 1 where the model cannot be served, with code 2 for a bad script."""
     if not settings.simulate:
-        return with_torch(lambda load: load.load(settings, ranks))
+        return with_torch(settings, lambda load: load.load(settings, ranks))
     from executor_svc.simulated.load import load_simulated
     from executor_svc.simulated.script import ScriptError
 
@@ -29,12 +30,14 @@ def load_model(settings: ExecutorSettings, ranks: Ranks) -> LoadedModel:
         refuse(f"--simulate-script: {error}")
 
 
-def with_torch(call: Callable[[ModuleType], _T]) -> _T:
+def with_torch(settings: ExecutorSettings, call: Callable[[ModuleType], _T]) -> _T:
     """What `call` makes of the module that loads models. Ends the process with code 1 where that cannot be."""
+    imports.leave_out_torchao(settings.model or "", trust_remote_code=settings.trust_remote_code)
     try:
-        # Brings torch, which the simulated executor does without.
-        from executor_svc.model import load
-        from executor_svc.model.denormals import flush_denormals
+        with imports.for_good():
+            # Brings torch, which the simulated executor does without.
+            from executor_svc.model import load
+            from executor_svc.model.denormals import flush_denormals
     except ModuleNotFoundError as error:
         needed = "pip install 'paged-inference[executor]'"
         structlog.get_logger().error("package_missing", package=error.name, needed=needed)

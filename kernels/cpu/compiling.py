@@ -18,7 +18,6 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from torch.utils.cpp_extension import include_paths, library_paths
 
 from kernels.cpu.levels import Level
 
@@ -68,6 +67,8 @@ def find_or_build(level: Level, cache_dir: Path = CACHE, told: Told = silent) ->
 
 def build(level: Level, library: Path, compiler: str | None = None, told: Told = silent) -> None:
     """Compile and link `library`, which appears at once and whole. Raises BuildError, and OSError of its directory."""
+    from torch.utils.cpp_extension import library_paths  # brings setuptools, which only a build needs
+
     compiler = compiler or _compiler()
     sources = _sources()
     told(0, len(sources))
@@ -114,6 +115,8 @@ _LIBRARIES = ("-lc10", "-ltorch", "-ltorch_cpu")
 
 
 def _compile_flags(level: Level) -> list[str]:
+    from torch.utils.cpp_extension import include_paths
+
     includes = [f"-isystem{path}" for path in include_paths()]
     return [*_FLAGS, *level.flags, *_definitions(level), *includes]
 
