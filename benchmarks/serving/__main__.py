@@ -11,7 +11,7 @@ Beside each run, what gRPC alone takes: the schedulers' CPU for a message, all t
 and that of a grpc.aio server that does nothing but send messages as large, as often, to as many streams of the same
 readers (bare_message_us; bare_messages_s is how many of them it got rid of).
 
-With --memory: resident memory of a scheduler before, while and after 4,096 streams of 2,000 tokens are open.
+With --memory: resident memory of a scheduler before, while and after 4,096 streams of 2,000 tokens are open, twice.
 """
 
 import argparse
