@@ -82,7 +82,7 @@ void attend_all(const Call& call, const Plan& plan) {
   // those of one query read each step of the context together.
   const int64_t at_once = num_units >= kManyUnits * at::get_num_threads() ? num_heads : 1;
   std::atomic<int64_t> next{0};
-  on_each_thread(static_cast<int>(std::min<int64_t>(at::get_num_threads(), num_items)), [&](int) {
+  on_threads(static_cast<int>(std::min<int64_t>(max_workers(), num_items)), [&](int) {
     thread_local Room<Kind> room;
     Products<Kind> products;
     int64_t at = 0, end = 0;

@@ -82,7 +82,7 @@ inline void dots(int64_t rounds) {
 // Runs `rounds` on each thread; what all of them together computed, in floating-point operations.
 inline int64_t dot_rate_probe(int64_t rounds) {
   const int num_threads = at::get_num_threads();
-  on_each_thread(num_threads, [&](int) { dots(rounds); });
+  for_each_item(num_threads, [&](int64_t) { dots(rounds); });
   return num_threads * rounds * kRoundFlops;
 }
 

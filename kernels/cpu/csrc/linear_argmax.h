@@ -12,6 +12,7 @@
 #include "lanes.h"
 #include "operands.h"
 #include "panels.h"
+#include "parallel.h"
 #include "product.h"
 
 namespace paged {

@@ -1,10 +1,13 @@
-// Work shared out over torch's own threads, with denormals flushed while it lasts.
+// Work shared out over as many threads as torch has, with denormals flushed while it lasts.
 #pragma once
 
 #include <ATen/Parallel.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
+
+#include "workers.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -35,13 +38,18 @@ class FlushDenormals {
   FlushDenormals& operator=(const FlushDenormals&) = delete;
 };
 
-// Calls `work(thread)` once on each of `num_threads` threads.
+// Threads that a call may have. Torch's own may call, each for its part of something: they are busy already.
+inline int max_workers() { return at::in_parallel_region() ? 1 : at::get_num_threads(); }
+
+// Calls `work(id)` on this thread and, with ids of their own below `num_threads`, on those others that have time for it
+// meanwhile. Each call must go on until nothing is left to be begun.
 template <typename Work>
-void on_each_thread(int num_threads, const Work& work) {
-  at::parallel_for(0, num_threads, 1, [&](int64_t begin, int64_t end) {
+void on_threads(int num_threads, const Work& work) {
+  const auto call = [](const void* what, int id) {
     FlushDenormals flushed;
-    for (int64_t thread = begin; thread < end; ++thread) work(static_cast<int>(thread));
-  });
+    (*static_cast<const Work*>(what))(id);
+  };
+  Workers::all().run(num_threads, call, &work);
 }
 
 // Calls `work(item)` once for each of `num_items`; a thread takes the next whenever it is done with one, so that a
@@ -49,7 +57,7 @@ void on_each_thread(int num_threads, const Work& work) {
 template <typename Work>
 void for_each_item(int64_t num_items, const Work& work) {
   std::atomic<int64_t> next{0};
-  on_each_thread(static_cast<int>(std::min<int64_t>(at::get_num_threads(), num_items)), [&](int) {
+  on_threads(static_cast<int>(std::min<int64_t>(max_workers(), num_items)), [&](int) {
     for (int64_t item = next++; item < num_items; item = next++) work(item);
   });
 }

@@ -164,14 +164,12 @@ void run(const Rows& rows, const Panels& panels, const Epilogue& epilogue) {
   const int64_t workers = max_workers();
   const Jobs jobs(rows, row_step_bytes(A), panels, workers, epilogue.panels_together());
   std::atomic<int64_t> next{0};
-  on_each_thread(static_cast<int>(std::min(workers, jobs.count())), [&](int id) {
+  on_threads(static_cast<int>(std::min(workers, jobs.count())), [&](int id) {
     Worker<A>(rows, panels, jobs, epilogue, id).run(next, workers);
   });
 }
 
 }  // namespace
-
-int max_workers() { return at::in_parallel_region() ? 1 : at::get_num_threads(); }
 
 void product(Arithmetic arithmetic, const Rows& rows, const Panels& panels, const Epilogue& epilogue) {
   if (rows.count == 0) return;

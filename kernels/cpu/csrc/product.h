@@ -59,11 +59,8 @@ class Epilogue {
   ~Epilogue() = default;
 };
 
-// An upper bound of workers that a product called now will use.
-int max_workers();
-
-// Multiplies all rows with all panels on torch's threads. Panels are handed out as workers become free, so that a core
-// which something else keeps busy delays one panel, not its share of them.
+// Multiplies all rows with all panels. Panels are handed out as workers become free, so that a core which something else
+// keeps busy delays one panel, not its share of them.
 void product(Arithmetic arithmetic, const Rows& rows, const Panels& panels, const Epilogue& epilogue);
 
 }  // namespace paged
