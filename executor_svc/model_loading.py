@@ -10,7 +10,7 @@ import structlog
 from executor_svc import imports
 from executor_svc.loaded import LoadedModel
 from executor_svc.model.refusal import ModelRefused
-from executor_svc.process import keep_freed_memory
+from executor_svc.process import keep_freed_memory, let_threads_sleep
 from executor_svc.ranks import Ranks
 from executor_svc.settings import ExecutorSettings, refuse
 
@@ -32,6 +32,7 @@ def load_model(settings: ExecutorSettings, ranks: Ranks) -> LoadedModel:
 
 def with_torch(settings: ExecutorSettings, call: Callable[[ModuleType], _T]) -> _T:
     """What `call` makes of the module that loads models. Ends the process with code 1 where that cannot be."""
+    let_threads_sleep()
     imports.leave_out_torchao(settings.model or "", trust_remote_code=settings.trust_remote_code)
     try:
         with imports.for_good():

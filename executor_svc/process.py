@@ -14,6 +14,8 @@ from typing import NoReturn
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
 _NEVER = 2**31 - 1
+_WAITING = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}
+_LOOKS = "4000"  # 100 us or 200, as the workers of our own kernels
 
 
 class Stopper:
@@ -86,6 +88,17 @@ def die_with_parent(*, may_be_first: bool = False) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed; run without --exit-with-parent")
     if os.getppid() != parent or (parent == 1 and not may_be_first):
         sys.exit(1)
+
+
+def let_threads_sleep() -> None:
+    """To be called before torch is imported: its OpenMP threads then sleep soon after they have nothing to do, unless
+    the environment says how they wait.
+
+    By themselves they keep their cores for some milliseconds more. Beside a busy process each uses up its share of a
+    core in waiting for the others, and has none left when those come to wait for it.
+    """
+    if not _WAITING.intersection(os.environ):
+        os.environ["GOMP_SPINCOUNT"] = _LOOKS
 
 
 def keep_freed_memory() -> None:
