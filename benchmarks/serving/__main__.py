@@ -122,7 +122,7 @@ def main() -> None:
     args = parser.parse_args()
     try:
         if args.memory:
-            figures_mb = asyncio.run(memory_mb())
+            figures_mb = asyncio.run(memory_mb(share_calls=args.share_calls))
             print(json.dumps(figures_mb))
             return
         rows = asyncio.run(measure(args))

@@ -13,17 +13,26 @@ ROUNDS = ("", "again_")
 POLL_S, SETTLE_S = 0.2, 10.0
 
 
-async def memory_mb(num_streams: int = STREAMS, num_tokens: int = TOKENS) -> dict[str, float]:
+async def memory_mb(
+    num_streams: int = STREAMS, num_tokens: int = TOKENS, *, share_calls: bool = False
+) -> dict[str, float]:
     """Resident megabytes of the scheduler: after a first small load; at most while all streams are open, and after they
     have ended; the same of as many others once more, when the prefix cache is full of what was before; and with an
     emptied cache."""
     async with served(1, num_streams, tokens_per_row=num_tokens + 128) as system:
         pid = system.schedulers[0].pid
-        await _read_all(Load(system.target, 64, output_tokens=(50, 50), once=True))
+        await _read_all(Load(system.target, 64, output_tokens=(50, 50), once=True, share_calls=share_calls))
         found = {"start_mb": _resident_mb(pid)}
         async with Client(system.addresses[0]) as client:
             for number, name in enumerate(ROUNDS):
-                load = Load(system.target, num_streams, output_tokens=(num_tokens, num_tokens), once=True, seed=number)
+                load = Load(
+                    system.target,
+                    num_streams,
+                    output_tokens=(num_tokens, num_tokens),
+                    once=True,
+                    share_calls=share_calls,
+                    seed=number,
+                )
                 found[f"most_{name}mb"] = await _most_mb(pid, load)
                 while (await client.load()).used_blocks:
                     await asyncio.sleep(POLL_S)
