@@ -186,10 +186,12 @@ void attend(const KvLayout& cache, const ScoreFactors& factors, const Attending<
       continue;
     products.score(attending.queries + first * attending.query_stride, attending.query_stride, num_rows, step.keys,
                    step.keys_ahead, fetching, cache.block_size, cache.depth, step.num_vectors, scores);
-    for (int i = 0; i < num_rows; ++i)
+    for (int i = 0; i < num_rows; ++i) {
+      if (fetching) step.values.fetch_first(i, num_rows, cache.value_row);
       decay[i] = weights_of<Kind>(scores + i * kStep, step.num_vectors, low[i] - step.begin, high[i] - step.begin,
                                   factors, {step.keys, cache.block_size, cache.depth}, attending.running[first + i],
                                   weights + i * kWeights);
+    }
     products.weigh(weights, num_rows, step.num_vectors, step.values, fetching, decay,
                    attending.out + first * cache.value_row, cache.value_row);
     fetching = false;

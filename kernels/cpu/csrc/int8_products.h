@@ -14,24 +14,19 @@ namespace paged {
 
 struct Int8 {
   using Number = float;
-  static constexpr int kPack = 4;
-  struct Line {
-    Vec x[4];
-  };
-  static Line load(const uint32_t* words) {
+  using Part = Vec;
+  static constexpr int kPack = 4, kParts = 4;
+  template <int kPart>
+  static Vec load(const uint32_t* words) {
     // A byte in the lowest bits of 2^23 as a float is that number of ones more.
-    const IntVec word = IntVec::loadu(words), low(255), exponent(0x4b000000);
-    const Vec origin(8388608.f + kByteOrigin);
-    const auto byte = [&](const IntVec& x) { return at::vec::cast<float>((x & low) | exponent) - origin; };
-    return {{byte(word), byte(word >> IntVec(8)), byte(word >> IntVec(16)), byte(word >> IntVec(24))}};
+    const IntVec byte = (IntVec::loadu(words) >> IntVec(8 * kPart)) & IntVec(255);
+    return at::vec::cast<float>(byte | IntVec(0x4b000000)) - Vec(8388608.f + kByteOrigin);
   }
-  static Line broadcast(const float* row, int64_t i) {
-    return {{Vec(row[4 * i]), Vec(row[4 * i + 1]), Vec(row[4 * i + 2]), Vec(row[4 * i + 3])}};
+  template <int kPart>
+  static Vec broadcast(const float* row, int64_t i) {
+    return Vec(row[4 * i + kPart]);
   }
-  static Vec multiply_add(const Line& a, const Line& b, Vec sum) {
-    for (int i = 0; i < 4; ++i) sum = at::vec::fmadd(a.x[i], b.x[i], sum);
-    return sum;
-  }
+  static Vec multiply_add(const Vec& a, const Vec& b, const Vec& sum) { return at::vec::fmadd(a, b, sum); }
   static void put_row(const float* from, int64_t count, int64_t size, float* to) {
     std::memcpy(to, from, count * sizeof(float));
     std::memset(to + count, 0, (size - count) * sizeof(float));

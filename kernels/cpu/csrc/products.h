@@ -1,7 +1,8 @@
 // The two products of attention over paged words: queries with keys, and weights with values.
 //
 // Both are the same small matrix product: M rows, each number (or pair) of which is broadcast, with lines of words of N
-// vectors. What a word holds and how it is multiplied is the kind's affair:
+// vectors. What a word holds and how it is multiplied is the kind's affair; numbers of a word that are multiplied one after
+// the other are its parts, of which one at a time is in registers, beside all sums:
 //
 //   Fp32     one float
 //   Bf16     two bf16, widened to floats and multiplied one after the other
@@ -10,40 +11,48 @@
 // Lines that come later are fetched ahead, one for each that is used, so that memory is read at an even pace.
 #pragma once
 
+#include <algorithm>
+#include <iterator>
+
+#include "kv_layout.h"
 #include "simd.h"
 
 namespace paged {
 
 constexpr int kStep = 128;  // tokens of context that are attended to at once
-constexpr int kGroupsPerStep = kStep / 16;
+constexpr int kGroupsPerStep = kStep / kGroup;
 
 struct Fp32 {
   using Number = float;  // of queries and weights
-  static constexpr int kPack = 1;
-  struct Line {
-    Vec x;
-  };
-  static Line load(const uint32_t* words) { return {Vec::loadu(words)}; }
-  static Line broadcast(const float* row, int64_t i) { return {Vec(row[i])}; }
-  static Vec multiply_add(const Line& a, const Line& b, const Vec& sum) { return at::vec::fmadd(a.x, b.x, sum); }
+  using Part = Vec;
+  static constexpr int kPack = 1, kParts = 1;
+  template <int kPart>
+  static Vec load(const uint32_t* words) {
+    return Vec::loadu(words);
+  }
+  template <int kPart>
+  static Vec broadcast(const float* row, int64_t i) {
+    return Vec(row[i]);
+  }
+  static Vec multiply_add(const Vec& a, const Vec& b, const Vec& sum) { return at::vec::fmadd(a, b, sum); }
   static void store(float* to, const Vec& x) { x.store(to); }
   static float number(float x) { return x; }
 };
 
 struct Bf16 {
   using Number = float;
-  static constexpr int kPack = 2;
-  struct Line {
-    Vec first, second;
-  };
-  static Line load(const uint32_t* words) {
+  using Part = Vec;
+  static constexpr int kPack = 2, kParts = 2;
+  template <int kPart>
+  static Vec load(const uint32_t* words) {
     const IntVec pair = IntVec::loadu(words);
-    return {at::vec::cast<float>(pair << IntVec(16)), at::vec::cast<float>(pair & IntVec(-65536))};
+    return at::vec::cast<float>(kPart == 0 ? pair << IntVec(16) : pair & IntVec(-65536));
   }
-  static Line broadcast(const float* row, int64_t i) { return {Vec(row[2 * i]), Vec(row[2 * i + 1])}; }
-  static Vec multiply_add(const Line& a, const Line& b, const Vec& sum) {
-    return at::vec::fmadd(a.second, b.second, at::vec::fmadd(a.first, b.first, sum));
+  template <int kPart>
+  static Vec broadcast(const float* row, int64_t i) {
+    return Vec(row[2 * i + kPart]);
   }
+  static Vec multiply_add(const Vec& a, const Vec& b, const Vec& sum) { return at::vec::fmadd(a, b, sum); }
   static void store(float* to, const Vec& x) { x.store(to); }
   static float number(float x) { return x; }
 };
@@ -51,15 +60,19 @@ struct Bf16 {
 #if defined(PAGED_BF16_DOT)
 struct Bf16Dot {
   using Number = uint16_t;
-  static constexpr int kPack = 2;
-  using Line = __m512bh;
-  static Line load(const uint32_t* words) { return (__m512bh)_mm512_loadu_si512(words); }
-  static Line broadcast(const uint16_t* row, int64_t i) {
+  using Part = __m512bh;
+  static constexpr int kPack = 2, kParts = 1;
+  template <int kPart>
+  static Part load(const uint32_t* words) {
+    return (__m512bh)_mm512_loadu_si512(words);
+  }
+  template <int kPart>
+  static Part broadcast(const uint16_t* row, int64_t i) {
     int32_t pair;
     __builtin_memcpy(&pair, row + 2 * i, 4);
     return (__m512bh)_mm512_set1_epi32(pair);
   }
-  static Vec multiply_add(const Line& a, const Line& b, const Vec& sum) { return _mm512_dpbf16_ps(sum, a, b); }
+  static Vec multiply_add(const Part& a, const Part& b, const Vec& sum) { return _mm512_dpbf16_ps(sum, a, b); }
   static void store(uint16_t* to, const Vec& x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh(x));
   }
@@ -71,38 +84,59 @@ struct Bf16Dot {
 // first. Always inline: a call has no result, and GCC drops one that it takes for a function without effects.
 __attribute__((always_inline)) inline void fetch(const void* line) { __builtin_prefetch(line, 0, 2); }
 
+// sums[m][n] += words[n] x row m's numbers with index `i`, of M rows `stride` numbers apart.
+template <class Kind, int M, int N, int kPart = 0>
+__attribute__((always_inline)) inline void add_products(const typename Kind::Number* row, int64_t stride, int64_t i,
+                                                        const uint32_t* const (&words)[N], Vec (&sums)[M][N]) {
+  typename Kind::Part parts[N];
+#pragma GCC unroll 8
+  for (int n = 0; n < N; ++n) parts[n] = Kind::template load<kPart>(words[n]);
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m) {
+    const auto number = Kind::template broadcast<kPart>(row + m * stride, i);
+#pragma GCC unroll 8
+    for (int n = 0; n < N; ++n) sums[m][n] = Kind::multiply_add(number, parts[n], sums[m][n]);
+  }
+  if constexpr (kPart + 1 < Kind::kParts) {
+    const uint32_t* again[N];
+#pragma GCC unroll 8
+    for (int n = 0; n < N; ++n) {
+      again[n] = words[n];
+      // Not known to be the same place: words that are kept for their next part push sums out of few registers.
+      if (kRegisters == 16 && N > 2) asm("" : "+r"(again[n]));
+    }
+    add_products<Kind, M, N, kPart + 1>(row, stride, i, again, sums);
+  }
+}
+
 // scores[m][token] for N vectors of tokens: `keys[n]` is where a vector's first dimension lies, `stride` words before the
 // next. Of the lines that `ahead[n]` leads to as many are fetched, if any.
 template <class Kind, int M, int N, bool kFetching>
 void score_block(const typename Kind::Number* queries, int64_t query_stride, const uint32_t* const* keys,
                  const uint32_t* const* ahead, int64_t stride, int64_t depth, float* scores) {
   // A sum waits for the one before it: few of them are cut into several that do not wait for each other.
-  constexpr int kParts = M * N >= 8 ? 1 : M * N >= 4 ? 2 : 4;
-  Vec sums[kParts][M][N];
+  constexpr int kMany = kRegisters == 32 ? 8 : 6;  // twice six is more than 16 registers hold
+  constexpr int kChains = M * N >= kMany ? 1 : M * N >= 4 ? 2 : 4;
+  Vec sums[kChains][M][N];
 #pragma GCC unroll 8
-  for (int part = 0; part < kParts; ++part)
+  for (int chain = 0; chain < kChains; ++chain)
 #pragma GCC unroll 8
     for (int m = 0; m < M; ++m)
 #pragma GCC unroll 8
-      for (int n = 0; n < N; ++n) sums[part][m][n] = Vec(0.f);
+      for (int n = 0; n < N; ++n) sums[chain][m][n] = Vec(0.f);
   const auto add = [&](int64_t d, Vec(&to)[M][N]) __attribute__((always_inline)) {
-    typename Kind::Line lines[N];
+    const uint32_t* words[N];
 #pragma GCC unroll 8
     for (int n = 0; n < N; ++n) {
-      lines[n] = Kind::load(keys[n] + d * stride);
+      words[n] = keys[n] + d * stride;
       if (kFetching && n * kLanes % kGroup == 0) fetch(ahead[n] + d * stride);
     }
-#pragma GCC unroll 8
-    for (int m = 0; m < M; ++m) {
-      const auto number = Kind::broadcast(queries + m * query_stride, d);
-#pragma GCC unroll 8
-      for (int n = 0; n < N; ++n) to[m][n] = Kind::multiply_add(number, lines[n], to[m][n]);
-    }
+    add_products<Kind>(queries, query_stride, d, words, to);
   };
   int64_t d = 0;
-  for (; d + kParts <= depth; d += kParts)
+  for (; d + kChains <= depth; d += kChains)
 #pragma GCC unroll 8
-    for (int part = 0; part < kParts; ++part) add(d + part, sums[part]);
+    for (int chain = 0; chain < kChains; ++chain) add(d + chain, sums[chain]);
   for (; d < depth; ++d) add(d, sums[0]);
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {
@@ -110,43 +144,55 @@ void score_block(const typename Kind::Number* queries, int64_t query_stride, con
     for (int n = 0; n < N; ++n) {
       Vec sum = sums[0][m][n];
 #pragma GCC unroll 8
-      for (int part = 1; part < kParts; ++part) sum = sum + sums[part][m][n];
+      for (int chain = 1; chain < kChains; ++chain) sum = sum + sums[chain][m][n];
       sum.store(scores + m * kStep + n * kLanes);
     }
   }
 }
 
-// Rows of a step's values: where row i lies, which word of each row of weights it meets, and the row of which as much may be
-// fetched as is used of it.
+// Rows of values that are weighed before the next ones. Where a block of sums is narrower than they are, all their columns
+// come before other rows: memory gives rows as they lie faster than two lines of each, then two more of each.
+constexpr int kRowsAtOnce = kRegisters == 32 ? kStep : kGroupsPerStep;
+
+// Rows of a step's values: where row i lies, which word of each row of weights it meets, and a row that is to be fetched.
 struct ValueRows {
   int count;
   int32_t weight[kStep];
   const uint32_t *values[kStep], *ahead[kStep];
+
+  // Where there are more rows than kRowsAtOnce, the first of those to be fetched are so while weights are made: these take
+  // long enough for memory to fall idle. A part of them for one row of weights.
+  void fetch_first(int row, int num_rows, int64_t size) const {
+    if (kRowsAtOnce == kStep) return;
+    const int first = std::min(count, kRowsAtOnce);
+    for (int i = first * row / num_rows; i < first * (row + 1) / num_rows; ++i)
+      for (int64_t column = 0; column < size; column += kGroup) fetch(ahead[i] + column);
+  }
+  // What is fetched with row i.
+  const uint32_t* ahead_of(int i) const {
+    if (kRowsAtOnce == kStep) return ahead[i];
+    return ahead[std::min(i + kRowsAtOnce, count - 1)];
+  }
 };
 
-// out[m][i] = out * decay[m] + weights x values, for N vectors of columns from `column` of the values on.
+// out[m][i] = out * decay[m] + weights x values of rows [first, last), for N vectors of columns from `column` on.
 template <class Kind, int M, int N, bool kFetching>
-void weigh_block(const typename Kind::Number* weights, const ValueRows& rows, int64_t column, const float* decay,
-                 float* out, int64_t out_stride) {
+void weigh_block(const typename Kind::Number* weights, const ValueRows& rows, int first, int last, int64_t column,
+                 const float* decay, float* out, int64_t out_stride) {
   Vec sums[M][N];
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m)
 #pragma GCC unroll 8
     for (int n = 0; n < N; ++n) sums[m][n] = Vec::loadu(out + m * out_stride + n * kLanes) * Vec(decay[m]);
-  for (int i = 0; i < rows.count; ++i) {
-    const uint32_t *values = rows.values[i] + column, *ahead = rows.ahead[i] + column;
-    typename Kind::Line lines[N];
+  for (int i = first; i < last; ++i) {
+    const uint32_t *values = rows.values[i] + column, *ahead = rows.ahead_of(i) + column;
+    const uint32_t* words[N];
 #pragma GCC unroll 8
     for (int n = 0; n < N; ++n) {
-      lines[n] = Kind::load(values + n * kLanes);
+      words[n] = values + n * kLanes;
       if (kFetching && n * kLanes % kGroup == 0) fetch(ahead + n * kLanes);
     }
-#pragma GCC unroll 8
-    for (int m = 0; m < M; ++m) {
-      const auto number = Kind::broadcast(weights + m * kStep, rows.weight[i]);
-#pragma GCC unroll 8
-      for (int n = 0; n < N; ++n) sums[m][n] = Kind::multiply_add(number, lines[n], sums[m][n]);
-    }
+    add_products<Kind>(weights, kStep, rows.weight[i], words, sums);
   }
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m)
@@ -158,7 +204,7 @@ void weigh_block(const typename Kind::Number* weights, const ValueRows& rows, in
 constexpr int kBlockRows = kRegisters == 32 ? 6 : 4;
 template <class Kind>
 constexpr int score_width(int m) {
-  if (kRegisters == 32) return m <= 2 && sizeof(typename Kind::Line) == sizeof(Vec) ? 8 : 4;
+  if (kRegisters == 32) return m <= 2 && Kind::kParts == 1 ? 8 : 4;
   return m <= 2 ? 4 : 2;
 }
 constexpr int weigh_width(int m) { return kRegisters == 32 ? (m <= 3 ? 8 : 4) : (m <= 2 ? 4 : 2); }
@@ -211,15 +257,22 @@ void score(const typename Kind::Number* queries, int64_t query_stride, int num_q
   });
 }
 
+constexpr float kOnes[] = {1, 1, 1, 1, 1, 1};  // what was weighed in this step does not decay
+static_assert(std::size(kOnes) >= kBlockRows);
+
 // weights [num_queries][kStep]; out [num_queries][out_stride].
 template <class Kind>
 void weigh(const typename Kind::Number* weights, int num_queries, const ValueRows& rows, bool fetching,
            const float* decay, float* out, int64_t out_stride) {
   in_fetching_rows(num_queries, fetching, [&](auto m, int row, auto fetches) {
-    in_blocks<weigh_width(m)>(0, static_cast<int>(out_stride) / kLanes, [&](auto n, int vector) {
-      weigh_block<Kind, m, n, fetches>(weights + row * kStep, rows, vector * kLanes, decay + row,
-                                       out + row * out_stride + vector * kLanes, out_stride);
-    });
+    for (int first = 0; first < std::max(1, rows.count); first += kRowsAtOnce) {
+      const int last = std::min(first + kRowsAtOnce, rows.count);
+      in_blocks<weigh_width(m)>(0, static_cast<int>(out_stride) / kLanes, [&](auto n, int vector) {
+        weigh_block<Kind, m, n, fetches>(weights + row * kStep, rows, first, last, vector * kLanes,
+                                         first == 0 ? decay + row : kOnes, out + row * out_stride + vector * kLanes,
+                                         out_stride);
+      });
+    }
   });
 }
 
