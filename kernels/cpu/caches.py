@@ -17,6 +17,7 @@ from kernels.checks import KernelInputError, check_tensor
 
 PACK = {torch.float32: 1, torch.bfloat16: 2, torch.int8: 4}
 _MULTIPLE = 16
+_LINE_BYTES, _PAGE_BYTES = 64, 4096
 _MOST_INT8_DIM = 512  # of a key: sums of its products fit 32 bits
 
 
@@ -39,12 +40,24 @@ def allocate(
         raise KernelInputError(f"key_dim: is {key_dim}, must be at most {_MOST_INT8_DIM} for a cache in 8 bits")
     pack = PACK[dtype]
     depth, columns = -(-key_dim // pack) + _num_scales(dtype), -(-value_dim // _MULTIPLE) * _MULTIPLE
-    heads = num_blocks, num_kv_heads
     keys, values = (
-        zero_bytes(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
-        for shape in ((*heads, depth, block_size, pack), (*heads, block_size // pack, columns, pack))
+        _blocks(num_blocks, (num_kv_heads, *of_head), dtype, zero_bytes)
+        for of_head in ((depth, block_size, pack), (block_size // pack, columns, pack))
     )
     return keys, values[:, :, :, :value_dim]
+
+
+def _blocks(
+    num_blocks: int, shape: tuple[int, ...], dtype: torch.dtype, zero_bytes: Callable[[int], torch.Tensor]
+) -> torch.Tensor:
+    """`[num_blocks, *shape]`; blocks of whole pages are a line apart.
+
+    A core's caches choose a line's place by its address: one head's parts of all blocks would have the same few places,
+    and push each other out while they wait there."""
+    size = math.prod(shape)
+    apart = size + (0 if size * dtype.itemsize % _PAGE_BYTES else _LINE_BYTES // dtype.itemsize)
+    memory = zero_bytes(num_blocks * apart * dtype.itemsize).view(dtype)
+    return memory.view(num_blocks, apart)[:, :size].unflatten(1, shape)
 
 
 def _num_scales(dtype: torch.dtype) -> int:

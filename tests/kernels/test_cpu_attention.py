@@ -172,6 +172,14 @@ def test_caches_that_are_not_as_they_were_allocated_are_refused(native):
         native.paged_attention(pool.q[..., :15], *pool.caches, pool.paged_rows(), Rule(1.0))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_parts_of_a_head_in_many_blocks_do_not_want_the_same_places_of_a_cache(native, dtype):
+    for cache in native.allocate_caches(64, 16, 8, 128, 128, dtype, torch.device("meta")):
+        places = {block * cache.stride(0) * cache.itemsize % 65536 // 64 for block in range(64)}
+        assert len(places) == 64
+        assert cache.untyped_storage().nbytes() <= 1.01 * cache.nbytes
+
+
 def test_other_types_and_sizes_of_blocks_are_the_references(native):
     for dtype, block_size in ((torch.float16, 16), (torch.float32, 8)):
         keys, values = native.allocate_caches(3, block_size, 2, 8, 4, dtype, torch.device("cpu"))
