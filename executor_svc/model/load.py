@@ -94,17 +94,19 @@ def _load(settings: ExecutorSettings, device: torch.device, group: Group, progre
     )
     group.wait_for_all()  # one of several machines may have compiled kernels; from here on ranks meet in each layer
     _warn_of_slow_kernels(kernels, model.dtype, settings.block_size)
-    progress(CHECKING, 0, 2)
-    layers = prove(model, max_model_len)
-    progress(CHECKING, 1, 2)
-    rehearse(model, layers, max_model_len, kernels)
-    progress(CHECKING, 2, 2)
+    products = _products(model, kernels, settings)
+    with fused.packed_head(model, products):
+        progress(CHECKING, 0, 2)
+        layers = prove(model, max_model_len)
+        progress(CHECKING, 1, 2)
+        rehearse(model, layers, max_model_len, kernels)
+        progress(CHECKING, 2, 2)
     switch_len = rope_switch_len(model.config, max_model_len)
     long_tokens = rotary.install(model, switch_len)
     num_ids = vocab_size(model, tokenizer.facts)
     kv_dtype = _kv_dtype(layers, kernels, settings)
     replaced = None
-    if (products := _products(model, kernels, settings)) is not None:
+    if products is not None:
         replaced = fused.fuse(model, layers, kernels, products, max_model_len, progress)
     served = _Served(model, layers, kernels, num_ids, long_tokens, switch_len, settings, group, replaced, kv_dtype)
 

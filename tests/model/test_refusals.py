@@ -11,6 +11,7 @@ from transformers.models.mistral.modeling_mistral import MistralAttention
 
 from executor_svc.model import looking
 from executor_svc.model.attention import PagedLayer
+from executor_svc.model.fused import Products, packed_head
 from executor_svc.model.proof import prove
 from executor_svc.model.refusal import ModelRefused
 from executor_svc.model.rehearsal import PACKED_NAME, rehearse
@@ -34,8 +35,10 @@ def tiny_llama(dtype=torch.float32):
 
 
 def understand(model, max_model_len=MAX_MODEL_LEN):
-    layers = prove(model, max_model_len)
-    rehearse(model, layers, max_model_len, backend(model.device))
+    kernels = backend(model.device)
+    with packed_head(model, None if kernels.level is None else Products(kernels.level)):  # as it is loaded
+        layers = prove(model, max_model_len)
+        rehearse(model, layers, max_model_len, kernels)
     return layers
 
 

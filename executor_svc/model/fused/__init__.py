@@ -6,8 +6,9 @@ weights that this has taken over are gone from it, so that no weight is kept twi
 """
 
 from executor_svc.model.fused.output import GreedyHead
+from executor_svc.model.fused.packed_head import packed_head
 from executor_svc.model.fused.products import Products
 from executor_svc.model.fused.replace import Fused, fuse
 from executor_svc.model.fused.wanted import Wanted
 
-__all__ = ["Fused", "GreedyHead", "Products", "Wanted", "fuse"]
+__all__ = ["Fused", "GreedyHead", "Products", "Wanted", "fuse", "packed_head"]
