@@ -14,7 +14,7 @@ from tests.system.requests import Call, answer, idle_load, mixed_calls, ready
 
 
 async def test_higher_priority_is_served_first_and_every_text_is_exact(system: System) -> None:
-    system.executor_flags = ["--num-blocks", "96", "--max-rows", "8", "--simulate-fixed-us", "3000"]
+    system.executor_flags = ["--num-blocks", "96", "--max-rows", "8", "--simulate-fixed-us", "6000"]
     system.scheduler_flags = ["--tenant-weights", "gold=4"]
     system.start()
     chance = random.Random(11)
@@ -32,8 +32,10 @@ async def test_higher_priority_is_served_first_and_every_text_is_exact(system: S
     async with Client(system.address) as client, asyncio.timeout(60):
         await ready(client)
         first = [asyncio.create_task(one(client, call, -1)) for call in low]
-        while (await client.load()).waiting_sequences < 60:
+        load = await client.load()
+        while load.waiting_sequences + load.running_sequences + load.finished_requests < len(low):  # all have come
             await asyncio.sleep(0.01)
+            load = await client.load()
         assert all(await asyncio.gather(*[one(client, call, 1) for call in high]))
         assert sum(not task.done() for task in first) > 40, "those that came before were not passed"
         assert all(await asyncio.gather(*first))
