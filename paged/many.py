@@ -29,6 +29,7 @@ MAX_AGE_S = 30.0
 MAX_UNREAD_BYTES = 4 * 1024 * 1024  # of one generation, that come sooner than they are read
 # A deadline is the scheduler's to tell; where nothing comes of it for so long, it is ours.
 GRACE_S = 1.0
+CORE_ERROR = "Internal error from Core"
 DETAILS_KEY = "grpc-status-details-bin"
 # Of a call: too many are open, or the scheduler is of a time before there were any.
 _REFUSALS = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNIMPLEMENTED)
@@ -191,8 +192,13 @@ class _Call:
         self._closes = True
         self._has_unsent.set()
         failure: Exception = error if isinstance(error, PagedClientError) else _closed()
-        if isinstance(failure, PagedClientError) and failure.code in _REFUSALS and not self._has_answered:
-            failure = NotTaken()
+        if isinstance(failure, PagedClientError):
+            # gRPC's own word for a call that had ended while something was being written: how, it does not know.
+            is_unknown = failure.code is grpc.StatusCode.INTERNAL and failure.message == CORE_ERROR
+            if is_unknown:
+                failure = UnavailableError(grpc.StatusCode.UNAVAILABLE, "the call has ended")
+            if not self._has_answered and (is_unknown or failure.code in _REFUSALS):
+                failure = NotTaken()
         generations, self._generations = self._generations, {}
         for generation in generations.values():
             generation.end(failure)
