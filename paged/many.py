@@ -14,6 +14,7 @@ import grpc
 import grpc.aio
 
 from paged.errors import (
+    DETAILS_KEY,
     DeadlineExceededError,
     PagedClientError,
     ResourceExhaustedError,
@@ -29,8 +30,8 @@ MAX_AGE_S = 30.0
 MAX_UNREAD_BYTES = 4 * 1024 * 1024  # of one generation, that come sooner than they are read
 # A deadline is the scheduler's to tell; where nothing comes of it for so long, it is ours.
 GRACE_S = 1.0
+# gRPC's own word for a call that had ended while something was being written: how, it does not know.
 CORE_ERROR = "Internal error from Core"
-DETAILS_KEY = "grpc-status-details-bin"
 # Of a call: too many are open, or the scheduler is of a time before there were any.
 _REFUSALS = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNIMPLEMENTED)
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
@@ -186,19 +187,12 @@ class _Call:
         try:
             async for message in self._call:
                 self._take(message)
-            error: BaseException = UnavailableError(grpc.StatusCode.UNAVAILABLE, "the call has ended")
+            error: BaseException = _ended("the call has ended")
         except (grpc.aio.AioRpcError, asyncio.CancelledError) as raised:
             error = await translated(self._call, raised)
         self._closes = True
         self._has_unsent.set()
-        failure: Exception = error if isinstance(error, PagedClientError) else _closed()
-        if isinstance(failure, PagedClientError):
-            # gRPC's own word for a call that had ended while something was being written: how, it does not know.
-            is_unknown = failure.code is grpc.StatusCode.INTERNAL and failure.message == CORE_ERROR
-            if is_unknown:
-                failure = UnavailableError(grpc.StatusCode.UNAVAILABLE, "the call has ended")
-            if not self._has_answered and (is_unknown or failure.code in _REFUSALS):
-                failure = NotTaken()
+        failure = _failure(error, has_answered=self._has_answered)
         generations, self._generations = self._generations, {}
         for generation in generations.values():
             generation.end(failure)
@@ -252,5 +246,14 @@ def _error(end: inference_pb2.GenerationEnd) -> PagedClientError | None:
     return client_error(code, end.message, ((DETAILS_KEY, end.status),))
 
 
-def _closed() -> PagedClientError:
-    return UnavailableError(grpc.StatusCode.UNAVAILABLE, "the client was closed")
+def _failure(error: BaseException, *, has_answered: bool) -> Exception:
+    """Of the generations of a call that has ended so."""
+    if not isinstance(error, PagedClientError):
+        return _ended("the client was closed")
+    if error.code is grpc.StatusCode.INTERNAL and error.message == CORE_ERROR:
+        return _ended("the call has ended") if has_answered else NotTaken()
+    return NotTaken() if error.code in _REFUSALS and not has_answered else error
+
+
+def _ended(how: str) -> PagedClientError:
+    return UnavailableError(grpc.StatusCode.UNAVAILABLE, how)
