@@ -208,7 +208,10 @@ class _Call:
                 generation.add(update.response)
             if update.HasField("end"):
                 self._generations.pop(update.number, None)
-                generation.end(_error(update.end))
+                error = _error(update.end)
+                # The emptiest call would be this one, and all would begin where nothing is served.
+                self._closes |= isinstance(error, UnavailableError)
+                generation.end(error)
         if self._closes and not self._generations:
             self._has_unsent.set()
 

@@ -1,0 +1,56 @@
+"""Where the answers of one client go that share calls: over servers that do as a test says."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AsyncExitStack
+
+import grpc
+import grpc.aio
+
+from paged.client import Client, Retries
+from paged.v1 import inference_pb2, inference_pb2_grpc
+
+RETRIES = Retries(max_attempts=20, first_pause_s=0.01, longest_pause_s=0.02)
+SOON_S = 10.0
+
+
+class Scheduler(inference_pb2_grpc.InferenceServiceServicer):
+    """Ends each generation with `code`, at once."""
+
+    def __init__(self) -> None:
+        self.code = grpc.StatusCode.OK
+        self.num_begun = 0
+
+    async def GenerateMany(
+        self, requests: AsyncIterator[inference_pb2.GenerateManyRequest], context: object
+    ) -> AsyncGenerator[inference_pb2.GenerateManyResponse, None]:
+        async for request in requests:
+            self.num_begun += 1
+            end = inference_pb2.GenerationEnd(code=self.code.value[0])
+            yield inference_pb2.GenerateManyResponse(updates=[{"number": request.number, "end": end}])
+
+
+async def started(stack: AsyncExitStack, scheduler: Scheduler) -> str:
+    server = grpc.aio.server()
+    inference_pb2_grpc.add_InferenceServiceServicer_to_server(scheduler, server)  # type: ignore[no-untyped-call]
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    stack.push_async_callback(server.stop, 0)
+    return f"127.0.0.1:{port}"
+
+
+async def ask(client: Client) -> None:
+    assert [message async for message in client.generate("hi")] == []
+
+
+async def test_what_begins_goes_elsewhere_once_a_scheduler_has_said_that_it_serves_nothing() -> None:
+    schedulers = Scheduler(), Scheduler()
+    async with AsyncExitStack() as stack, asyncio.timeout(SOON_S):
+        target = "ipv4:" + ",".join([await started(stack, scheduler) for scheduler in schedulers])
+        client = await stack.enter_async_context(Client(target, share_calls=True, retries=RETRIES))
+        await ask(client)
+        unable = next(scheduler for scheduler in schedulers if scheduler.num_begun)
+        unable.code = grpc.StatusCode.UNAVAILABLE
+        for _ in range(50):
+            await ask(client)
+    assert unable.num_begun < 10
