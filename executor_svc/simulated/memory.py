@@ -31,7 +31,8 @@ class SlotMemory:
         self._sums = np.zeros(num_blocks, np.uint64)
         self._written = np.zeros(num_blocks, np.uint64)
         self._powers_in_block = powers(block_size)
-        self._first_written = np.concatenate([[0], self._powers_in_block.cumsum()]).astype(np.uint64)
+        # Beside a number of another type they would be rounded.
+        self._first_written = np.concatenate([np.zeros(1, np.uint64), self._powers_in_block.cumsum()])
         self._powers_of_blocks = powers(1, block_size)
 
     def clear(self) -> None:

@@ -86,3 +86,15 @@ def test_a_cleared_memory_holds_nothing() -> None:
     memory.clear()
     with pytest.raises(UnwrittenSlot):
         read(memory, [0], B)
+
+
+def test_whole_blocks_of_a_context_are_not_read_slot_by_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slot_by_slot(memory: SlotMemory, row: int, table: np.ndarray, length: int) -> np.uint64:
+        raise AssertionError(f"{length} slots were read one by one")
+
+    block_size = 16
+    memory, ids = SlotMemory(NUM_BLOCKS, block_size), np.arange(1, 3 * block_size, dtype=np.int32)
+    memory.write(np.arange(block_size, block_size + len(ids)), ids)
+    monkeypatch.setattr(SlotMemory, "_context", slot_by_slot)
+    assert read(memory, [1, 2, 3, 0], len(ids)) == naive_context(ids.tolist())
+    assert read(memory, [1, 2, 3], 2 * block_size) == naive_context(ids[: 2 * block_size].tolist())
