@@ -27,6 +27,9 @@ from paged.v1 import inference_pb2
 MAX_CALLS = 16
 # Later generations begin in new calls: those may go to schedulers that are new.
 MAX_AGE_S = 30.0
+# A larger request has a call of its own: one that is too large for the scheduler ends its call, and others would wait
+# behind it.
+MAX_REQUEST_BYTES = 1 << 18
 MAX_UNREAD_BYTES = 4 * 1024 * 1024  # of one generation, that come sooner than they are read
 # A deadline is the scheduler's to tell; where nothing comes of it for so long, it is ours.
 GRACE_S = 1.0
@@ -40,7 +43,7 @@ Write = Callable[[inference_pb2.GenerateManyRequest], Awaitable[None]]
 
 
 class NotTaken(Exception):
-    """The scheduler takes no such call (any more): the generation is to be a call of its own."""
+    """No call takes it, as it is too large or the scheduler has no such calls: the generation is to be one of its own."""
 
 
 class Generation:
@@ -224,7 +227,9 @@ class Many:
         self._calls: list[_Call] = []
 
     def begin(self, request: inference_pb2.GenerateRequest, timeout_s: float | None, metadata: Any) -> Generation:
-        """In the call that has fewest."""
+        """In the call that has fewest. Raises NotTaken."""
+        if request.ByteSize() > MAX_REQUEST_BYTES:
+            raise NotTaken
         for call in self._calls:
             if not call.is_open:
                 call.end_if_unused()

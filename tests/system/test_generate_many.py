@@ -195,6 +195,16 @@ async def test_the_clients_errors_are_those_of_a_call_of_its_own(shared: Client)
     assert (await idle_load(shared)).used_blocks == 0
 
 
+async def test_a_request_that_is_too_large_ends_nothing_but_itself(shared: Client) -> None:
+    running = [shared.generate([300] * 8, max_tokens=300, ignore_eos=True) for _ in range(8)]
+    for generation in running:
+        await anext(generation)
+    with pytest.raises(ResourceExhaustedError, match="larger than max"):
+        await anext(shared.generate("x" * 17_000_000))
+    for generation in running:
+        assert [message async for message in generation][-1].finish.reason == inference_pb2.FINISH_REASON_LENGTH
+
+
 async def test_cancelling_frees_all_at_once_and_nothing_more_is_said(stub: Stub, own: Client) -> None:
     call = stub()
     await call.write(begun(1, **ENDLESS))
