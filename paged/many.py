@@ -43,7 +43,7 @@ Write = Callable[[inference_pb2.GenerateManyRequest], Awaitable[None]]
 
 
 class NotTaken(Exception):
-    """No call takes it, as it is too large or the scheduler has no such calls: the generation is to be one of its own."""
+    """It is too large, or the scheduler takes no such call (any more): the generation is to be a call of its own."""
 
 
 class Generation:

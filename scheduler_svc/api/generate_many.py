@@ -3,6 +3,7 @@ new of all of them is said in one message, as soon as the one before has gone.""
 
 import asyncio
 import functools
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, closing
 
@@ -20,6 +21,8 @@ from scheduler_svc.requests import Delta, GenerationRequest
 
 IDLE_S = 30.0  # that a call may be without a generation
 FULL_BYTES = 1 << 18  # a message that has so many takes no further update, each of which has some 300 kB at most
+# Failures that may wait to be told while more requests are received: each may have 5 kB, and costs its client nothing.
+MAX_UNTOLD_ENDS = 256
 
 Accept = Callable[[inference_pb2.GenerateRequest, Deadline], Awaitable[GenerationRequest]]
 
@@ -72,7 +75,8 @@ class ManyGenerations:
         self._tasks: dict[int, asyncio.Task[None]] = {}  # by the client's number, until all of it is freed
         self._generations: dict[str, _Generation] = {}  # by the request's id, while it is in the engine
         self._whole: inference_pb2.GenerationUpdate | None = None  # that leaves in a message of its own
-        self._ends: list[tuple[int, status_pb2.Status]] = []  # of those that have failed, to be told
+        self._ends: deque[tuple[int, status_pb2.Status]] = deque()  # of those that have failed, to be told
+        self._has_told = asyncio.Event()  # some of them
         self._last_number = -1
         self._error: Exception | None = None  # what ends the call
         self._has_all = False  # no more requests will come
@@ -105,6 +109,7 @@ class ManyGenerations:
             raise self._error
         finally:
             self._is_over = True
+            self._has_told.set()
             self._gathering.close()
             for task in self._tasks.values():
                 task.cancel()
@@ -117,6 +122,9 @@ class ManyGenerations:
                 if self._is_over:
                     return
                 self._act(request)
+                while len(self._ends) > MAX_UNTOLD_ENDS and not self._is_over:
+                    self._has_told.clear()
+                    await self._has_told.wait()
         except Exception as error:  # noqa: BLE001 - it is the call's
             self._error = error
         self._has_all = True
@@ -172,14 +180,13 @@ class ManyGenerations:
         message = inference_pb2.GenerateManyResponse()
         if self._is_closing and not self._has_told_closing:
             message.closing = self._has_told_closing = True
-        for number, status in self._ends:
-            message.updates.add(number=number).end.CopyFrom(_end(status))
-        self._ends.clear()
+        num_bytes = self._tell_ends(message)
+        if num_bytes >= FULL_BYTES:
+            return message
         if self._whole is not None:
             message.updates.append(self._whole)
             self._whole = None
             return message
-        num_bytes = 0
         with closing(self._gathering.take()) as news:
             for reader, delta in news:
                 generation = self._generations[reader.request_id]
@@ -197,6 +204,17 @@ class ManyGenerations:
         if message.updates or message.closing:
             return message
         return self._message() if self._whole is not None else None
+
+    def _tell_ends(self, message: inference_pb2.GenerateManyResponse) -> int:
+        """Of those that have failed, as many as the message takes; returns their bytes."""
+        num_bytes = 0
+        while self._ends and num_bytes < FULL_BYTES:
+            number, status = self._ends.popleft()
+            update = message.updates.add(number=number)
+            update.end.CopyFrom(_end(status))
+            num_bytes += update.ByteSize()
+            self._has_told.set()
+        return num_bytes
 
 
 def _end(status: status_pb2.Status) -> inference_pb2.GenerationEnd:
