@@ -64,10 +64,7 @@ class VllmEngineServicer(GeneratingServicer, vllm_grpc.VllmEngineServicer):
     async def HealthCheck(
         self, request: vllm.HealthCheckRequest, context: grpc.aio.ServicerContext
     ) -> vllm.HealthCheckResponse:
-        try:
-            name = self._model.facts.name
-        except PagedError as error:
-            return vllm.HealthCheckResponse(healthy=False, message=str(error))
+        name = self._model.facts.name  # or refused: a gateway takes any answer for a worker's that says its model, once
         if not self._engine.ready:
             return vllm.HealthCheckResponse(healthy=False, message="no executor is attached, or shutting down")
         return vllm.HealthCheckResponse(healthy=True, message=f"serves {name}")

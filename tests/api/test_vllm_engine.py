@@ -207,8 +207,9 @@ async def test_health_says_whether_requests_can_be_served(stub: Any, address: st
     engine.ready = False
     assert not (await stub.HealthCheck(vllm.HealthCheckRequest())).healthy
     engine.model_error = Unavailable("no executor has been attached yet")
-    health = await stub.HealthCheck(vllm.HealthCheckRequest())
-    assert (health.healthy, health.message) == (False, "no executor has been attached yet")
+    with pytest.raises(grpc.aio.AioRpcError, match="no executor has been attached yet") as refused:
+        await stub.HealthCheck(vllm.HealthCheckRequest())
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
 class TestModelSampling:

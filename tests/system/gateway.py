@@ -44,6 +44,10 @@ class Gateway:
             time.sleep(0.05)
         return self
 
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
     def client(self) -> AsyncOpenAI:
         return AsyncOpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key="none", max_retries=0)
 
@@ -65,5 +69,4 @@ def gateway_before(log_file: Path, model: str, schedulers: Iterable[str], *flags
     try:
         yield gateway.wait_until_ready()
     finally:
-        gateway.process.kill()
-        gateway.process.wait()
+        gateway.stop()

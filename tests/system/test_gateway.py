@@ -7,6 +7,7 @@ import re
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -20,7 +21,7 @@ from executor_svc.simulated.byte_tokenizer import make_bundle
 from executor_svc.simulated.text import simulated_continuation
 from paged.client import Client
 from scheduler_svc.text.tokenizer import Tokenizer
-from tests.processes import Service, cleaned_up, start_executor, start_scheduler
+from tests.processes import Service, cleaned_up, free_port, start_executor, start_scheduler, wait_for
 from tests.system.conftest import VOCAB_SIZE
 from tests.system.gateway import Gateway, gateway_before
 from tests.system.requests import idle_load, ready
@@ -85,7 +86,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Gateway,
 
 
 async def know_their_model(addresses: list[str]) -> None:
-    """The gateway asks once, and never follows the cache of one that could not say."""
+    """The gateway does not ask again for a while."""
     for address in addresses:
         async with Client(address) as client:
             await ready(client)
@@ -274,3 +275,17 @@ async def test_one_scheduler_killed_costs_nothing_that_had_not_begun(stack: Stac
         prompt = f"After the loss, number {number}"
         answer = await stack.client.completions.create(prompt=prompt, **asked)
         assert answer.choices[0].text == said(prompt, 5)
+
+
+async def test_a_scheduler_that_has_no_executor_yet_is_taken_once_it_has_one(tmp_path: Path) -> None:
+    """Its model is asked for once, when it has one to tell."""
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    with cleaned_up([start_scheduler(tmp_path, endpoint)]) as services:
+        address = services[0].wait_until_ready().address
+        gateway = Gateway(tmp_path / "gateway.log", MODEL, [address], "--worker-startup-check-interval", "1")
+        try:
+            wait_for(lambda: "no executor has been attached yet" in gateway.log, "the gateway to ask")
+            services.append(start_executor(tmp_path, "--simulate", endpoint=endpoint))
+            gateway.wait_until_ready()
+        finally:
+            gateway.stop()
