@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc.aio
+import numpy as np
 
 from paged.v1 import inference_pb2
 from scheduler_svc.api import validation
@@ -17,6 +18,7 @@ from scheduler_svc.api.deadline import Deadline
 from scheduler_svc.api.engine_face import Engine, Model
 from scheduler_svc.api.responses import merge
 from scheduler_svc.api.served import limits_of
+from scheduler_svc.core.token_ids import TOKEN_IDS
 from scheduler_svc.requests import Delta, GenerationRequest
 from scheduler_svc.settings import SchedulerSettings
 
@@ -100,6 +102,7 @@ class GeneratingServicer(ABC):
         words = list(request.sampling.bad_words)
         spellings = await deadline.bounded(model.spellings(words)) if words else []
         deadline.check()
+        prompt_ids = TOKEN_IDS.of(np.array(prompt_ids, np.int64))  # they are kept as long as the request is
         defaults = model.sampling_defaults if self._settings.model_sampling else {}
         return generation_request(request, prompt_ids, limits, spellings, defaults, deadline.at)
 

@@ -9,7 +9,7 @@ from scheduler_svc.core.beams import Beams
 from scheduler_svc.core.plan import LogprobColumn, Result
 from scheduler_svc.core.sequence import EndReason, Sequence, State, TokenLogprobs
 from scheduler_svc.core.state import CoreState, InFlight
-from scheduler_svc.core.token_ids import TokenIds
+from scheduler_svc.core.token_ids import TOKEN_IDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,6 @@ class Results:
     def __init__(self, state: CoreState) -> None:
         self._state = state
         self._beams = Beams(state)
-        self._token_ids = TokenIds()
 
     def apply(self, result: Result) -> Applied:
         """Take in the result of the oldest plan in flight. Raises ResultMismatch if it is another's."""
@@ -88,7 +87,7 @@ class Results:
         num_tokens = columns.num_tokens[rows] + 1
         columns.num_tokens[rows] = num_tokens
         columns.in_flight[rows] -= 1
-        for token_ids, token in zip(record.token_lists, self._token_ids.of(tokens), strict=True):
+        for token_ids, token in zip(record.token_lists, TOKEN_IDS.of(tokens), strict=True):
             token_ids.append(token)
         if logprobs is not None:
             for sequence, entry in zip(sequences, logprobs, strict=True):

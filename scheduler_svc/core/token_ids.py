@@ -22,3 +22,6 @@ class TokenIds:
             self._ids = np.arange(1 << most.bit_length()).astype(object)
         found: list[int] = self._ids[tokens].tolist()
         return found
+
+
+TOKEN_IDS = TokenIds()  # of the process

@@ -63,6 +63,13 @@ async def test_each_kind_of_prompt_reaches_the_engine_as_ids(client: Client, eng
     assert [r.prompt_ids for r in engine.submitted] == [[65, 66], [7, 8, 9], [60, 117, 62, 65]]
 
 
+async def test_ids_of_prompts_take_no_object_each(client: Client, engine: ScriptedEngine) -> None:
+    await collect(client, [400, 500])
+    await collect(client, [500, 400])
+    first, second = (request.prompt_ids for request in engine.submitted)
+    assert first[0] is second[1] and first[1] is second[0]
+
+
 async def test_a_made_up_request_id_is_told(client: Client, engine: ScriptedEngine) -> None:
     messages = await collect(client)
     assert {m.request_id for m in messages} == {engine.submitted[0].request_id}
