@@ -55,7 +55,10 @@ class ExecutorSettings(BaseSettings):
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the model.")
     cache_dir: Path = Field(
         Path("~/.cache/paged"),
-        description="Directory for models converted from other formats (GGUF), tokenizers and compiled kernels.",
+        description="Directory for models converted from GGUF, tokenizers, compiled kernels and proofs of models.",
+    )
+    kept_proofs: bool = Field(
+        True, description="On a CPU, start as a model was proved before, in cache-dir, rather than prove it again."
     )
     cpu_kernels: Literal["auto", "amx", "avx512_bf16", "avx512", "avx2", "neon", "reference"] = Field(
         "auto",

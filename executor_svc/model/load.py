@@ -13,24 +13,26 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from executor_svc.loaded import LoadedModel
-from executor_svc.model import attention, fused, loading, quantized, rotary
+from executor_svc.model import attention, fused, loading, quantized
 from executor_svc.model.checkpoint import check_directory
 from executor_svc.model.cuda_graphs import record_graphs
 from executor_svc.model.device import check_dtype, rank_device, refusing_out_of_memory
-from executor_svc.model.facts import gather_facts, model_len, rope_switch_len, vocab_size
+from executor_svc.model.facts import gather_facts, model_len, vocab_size
 from executor_svc.model.free_memory import outside_share
+from executor_svc.model.kept_proof import ProofFile
 from executor_svc.model.memory import KVMemory, block_bytes, choose_num_blocks, fit_model_len, step_bytes, useful_blocks
 from executor_svc.model.parallel.group import ALONE, Group, ProcessGroup
 from executor_svc.model.parallel.runner import FollowingRunner, LeadingRunner
 from executor_svc.model.parallel.sharding import warn_of_idle_cores
 from executor_svc.model.progress import Progress, shown_progress, silent, transformers_told
-from executor_svc.model.proof import ProvenLayer, prove
+from executor_svc.model.proof import ProvenLayer
+from executor_svc.model.proof_key import proof_key
 from executor_svc.model.ready_tokenizer import load_ready
 from executor_svc.model.refusal import ModelRefused
-from executor_svc.model.rehearsal import rehearse
 from executor_svc.model.runner import ModelRunner
 from executor_svc.model.step_profile import measure_step_bytes
 from executor_svc.model.threads import set_threads
+from executor_svc.model.understanding import Serving, Understood, understand
 from executor_svc.model.warm_up import Room, warm_up
 from executor_svc.ranks import ONE, Ranks
 from executor_svc.settings import ExecutorSettings
@@ -41,7 +43,6 @@ log = structlog.get_logger(__name__)
 
 SMALLER_WEIGHTS = "take a smaller or quantised model, or set dtype to a 16-bit type"
 LESS_KV_MEMORY = "set num_blocks or kv_memory to less, or lower memory_share"
-CHECKING = "checking the model"
 COMPILING = "compiling kernels"
 SMALLER_STEPS = "lower tokens_per_step, max_rows or memory_share"
 
@@ -86,29 +87,17 @@ def _load(settings: ExecutorSettings, device: torch.device, group: Group, progre
         tokenizer = load_ready(directory, settings.cache_dir, trust_remote_code=trust)
     quantized.prepare(directory, config, stored)
     saved_bytes = sum(tensor.num_bytes for tensor in stored.values()) // group.ranks.size
-    with transformers_told(progress, "loading weights"):
-        model = _load_weights(directory, config, settings, device, saved_bytes, group)
-    max_model_len = model_len(model.config, settings.max_model_len)
-    kernels = backend(
-        device, cpu_kernels=settings.cpu_kernels, cache_dir=settings.cache_dir, told=partial(progress, COMPILING)
-    )
-    group.wait_for_all()  # one of several machines may have compiled kernels; from here on ranks meet in each layer
-    _warn_of_slow_kernels(kernels, model.dtype, settings.block_size)
-    products = _products(model, kernels, settings)
-    with fused.packed_head(model, products):
-        progress(CHECKING, 0, 2)
-        layers = prove(model, max_model_len)
-        progress(CHECKING, 1, 2)
-        rehearse(model, layers, max_model_len, kernels)
-        progress(CHECKING, 2, 2)
-    switch_len = rope_switch_len(model.config, max_model_len)
-    long_tokens = rotary.install(model, switch_len)
+
+    def weights() -> PreTrainedModel:
+        with transformers_told(progress, "loading weights"):
+            return _load_weights(directory, config, settings, device, saved_bytes, group)
+
+    understood = understand(weights, lambda model: _serving(model, directory, settings, group, progress), progress)
+    model, kernels = understood.model, understood.serving.kernels
+    max_model_len, layers = understood.serving.max_model_len, understood.layers
     num_ids = vocab_size(model, tokenizer.facts)
     kv_dtype = _kv_dtype(layers, kernels, settings)
-    replaced = None
-    if products is not None:
-        replaced = fused.fuse(model, layers, kernels, products, max_model_len, progress)
-    served = _Served(model, layers, kernels, num_ids, long_tokens, switch_len, settings, group, replaced, kv_dtype)
+    served = _Served(understood, num_ids, settings, group, kv_dtype)
 
     num_blocks = choose_num_blocks(
         served.block_bytes,
@@ -150,6 +139,30 @@ def _load(settings: ExecutorSettings, device: torch.device, group: Group, progre
         warm_up_ms=warm_up_ms,
     )
     return LoadedModel(runner, facts, tokenizer.bundle, num_blocks, warm_up_ms)
+
+
+def _serving(
+    model: PreTrainedModel, directory: Path, settings: ExecutorSettings, group: Group, progress: Progress
+) -> Serving:
+    max_model_len = model_len(model.config, settings.max_model_len)
+    kernels = backend(
+        model.device, cpu_kernels=settings.cpu_kernels, cache_dir=settings.cache_dir, told=partial(progress, COMPILING)
+    )
+    group.wait_for_all()  # one of several machines may have compiled kernels; from here on ranks meet in each layer
+    _warn_of_slow_kernels(kernels, model.dtype, settings.block_size)
+    products = _products(model, kernels, settings)
+    kept = None
+    if products is not None and _proof_may_be_kept(model, settings, group):
+        key = proof_key(model, directory, kernels, products, max_model_len)
+        kept = ProofFile(settings.cache_dir, key)
+    return Serving(max_model_len, kernels, products, kept)
+
+
+def _proof_may_be_kept(model: PreTrainedModel, settings: ExecutorSettings, group: Group) -> bool:
+    """Of code that comes with a model, of libraries that quantised one, and of ranks that prove together no key says
+    enough."""
+    is_plain = getattr(model.config, "quantization_config", None) is None
+    return settings.kept_proofs and not settings.trust_remote_code and is_plain and group.ranks.size == 1
 
 
 def _warn_of_slow_kernels(kernels: Backend, dtype: torch.dtype, block_size: int) -> None:
@@ -207,16 +220,23 @@ def _kv_dtype(layers: list[ProvenLayer], kernels: Backend, settings: ExecutorSet
 class _Served:
     """A model that is understood, and how it is to be served."""
 
-    model: PreTrainedModel
-    layers: list[ProvenLayer]
-    kernels: Backend
+    understood: Understood
     num_ids: int
-    long_tokens: rotary.LongTokens
-    rope_switch_len: int
     settings: ExecutorSettings
     group: Group
-    fused: fused.Fused | None
     kv_dtype: torch.dtype | None
+
+    @property
+    def model(self) -> PreTrainedModel:
+        return self.understood.model
+
+    @property
+    def layers(self) -> list[ProvenLayer]:
+        return self.understood.layers
+
+    @property
+    def kernels(self) -> Backend:
+        return self.understood.serving.kernels
 
     @property
     def records_graphs(self) -> bool:
@@ -229,7 +249,7 @@ class _Served:
 
     def make_runner(self, num_blocks: int) -> ModelRunner:
         """A runner over new KV memory; it takes the model from any made before. Raises ModelRefused."""
-        device, settings = self.model.device, self.settings
+        device, settings, replaced = self.model.device, self.settings, self.understood.fused
         needed = num_blocks * self.block_bytes
         with refusing_out_of_memory("KV memory", device, needed=needed, lower=LESS_KV_MEMORY):
             memory = KVMemory.allocate(
@@ -249,11 +269,11 @@ class _Served:
             self.kernels,
             vocab_size=self.num_ids,
             max_rows=settings.max_rows,
-            long_tokens=self.long_tokens,
-            rope_switch_len=self.rope_switch_len,
+            long_tokens=self.understood.long_tokens,
+            rope_switch_len=self.understood.rope_switch_len,
             agreed=self.group.agreed,
-            greedy_head=self.fused.greedy if self.fused else None,
-            wanted=self.fused.wanted if self.fused else None,
+            greedy_head=replaced.greedy if replaced else None,
+            wanted=replaced.wanted if replaced else None,
         )
 
     def step_bytes(self, max_model_len: int) -> int:

@@ -20,7 +20,8 @@ BLOCK_SIZE = 4
 
 def settings_for(directory, **changes) -> ExecutorSettings:
     defaults = {"num_blocks": 600, "block_size": BLOCK_SIZE, "max_rows": MAX_ROWS, "tokens_per_step": 32}
-    return ExecutorSettings(model=str(directory), **{"dtype": "float32", "device": "cpu", **defaults, **changes})
+    served = {"dtype": "float32", "device": "cpu", "kept_proofs": False}  # each load is to prove what it loads
+    return ExecutorSettings(model=str(directory), **{**served, **defaults, **changes})
 
 
 def random_ids(seed: int, count: int, vocab_size: int = VOCAB_SIZE) -> list[int]:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from executor_svc.model import load
+from executor_svc.model import load, understanding
 from executor_svc.model.fused import Products, packed_head
 from executor_svc.model.fused.agreement import ROUNDING, error
 from tests.model.conftest import settings_for
@@ -56,12 +56,12 @@ def test_other_heads_stay_as_they_are(dtype, products):
 
 @needs_native_products
 def test_a_model_is_checked_with_it(tiny_directories, monkeypatch):
-    packed, rehearse = [], load.rehearse
+    packed, rehearse = [], understanding.rehearse
 
     def noted(model, *rest):
         packed.append("forward" in vars(model.lm_head))
         rehearse(model, *rest)
 
-    monkeypatch.setattr(load, "rehearse", noted)
+    monkeypatch.setattr(understanding, "rehearse", noted)
     load.load(settings_for(tiny_directories["llama"], dtype="bfloat16"))
     assert packed == [True]

@@ -8,28 +8,56 @@ import torch
 from torch import nn
 
 from executor_svc.model.attention import layer_of
-from executor_svc.model.fused.heads import KeptFactors, Rotation, Turns
+from executor_svc.model.fused.heads import HeadCounts, KeptFactors, Rotation, Turns
 from executor_svc.model.fused.products import Product
 from kernels import Projection, Rule
 
 
 @dataclass(frozen=True, slots=True)
+class NormReading:
+    """Of a layer's child, by name, that is an RMS norm."""
+
+    child: str
+    eps: float
+    plus_one: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a layer computes, in plain values: which of its linear children (by number) do what, and with what.
+
+    `grouped`: whether one weight holds each key head with its queries (`merged_orders`). `norms`: of queries and keys.
+    `scale`, `soft_cap` and `sinks` (a parameter of the layer, by name) are what it gave to its attention function.
+    `num_results`: 0 where it returns no tuple.
+    """
+
+    counts: HeadCounts
+    qkv: tuple[int, ...]
+    output: int
+    grouped: bool
+    norms: tuple[NormReading, NormReading] | None
+    rotation: Rotation | None
+    scale: float
+    soft_cap: float | None
+    sinks: str | None
+    num_results: int
+
+
+@dataclass(frozen=True, slots=True)
 class FusedAttention:
-    """Stands for the `forward` of `module`, on which its `PagedLayer` hangs. `rule` is of what the module gave to its
-    attention function. `num_results`: 0 where it returns no tuple."""
+    """Stands for the `forward` of `module`, on which its `PagedLayer` hangs; made by its `reading`."""
 
     module: nn.Module
+    reading: Reading
     qkv: Product
     output: Product
     projection: Projection
-    rotation: Rotation | None
     kept_factors: KeptFactors
     rule: Rule
-    num_results: int
 
     def __call__(self, hidden_states: torch.Tensor, position_embeddings: Turns | None = None, **_: object) -> Any:
-        made = self.attend(hidden_states, position_embeddings, None)
-        return (made, *[None] * (self.num_results - 1)) if self.num_results else made
+        made, num_results = self.attend(hidden_states, position_embeddings, None), self.reading.num_results
+        return (made, *[None] * (num_results - 1)) if num_results else made
 
     def attend(
         self,
@@ -40,8 +68,8 @@ class FusedAttention:
     ) -> torch.Tensor:
         """hidden_states: `[1, tokens, width]`; residual and the result likewise, of `wanted` alone if given."""
         cos, sin = None, None
-        if self.rotation is not None and turns is not None:
-            cos, sin = self.kept_factors.of(self.rotation, turns)
+        if self.reading.rotation is not None and turns is not None:
+            cos, sin = self.kept_factors.of(self.reading.rotation, turns)
         attended = layer_of(self.module).attend_projected(
             self.qkv(hidden_states)[0], self.projection, cos, sin, self.rule
         )

@@ -88,19 +88,27 @@ def understand(module: nn.Module, seen: Seen) -> FusedLayer | None:
     parts = [child for child in module.children() if "forward" in vars(child)]
     if any(True for child in module.children() if child not in parts for _ in child.parameters()):
         return None
-    kinds = [vars(part)["forward"] for part in parts]
-    attention = [part for part, kind in zip(parts, kinds, strict=True) if isinstance(kind, FusedAttention)]
-    mlps = [part for part, kind in zip(parts, kinds, strict=True) if isinstance(kind, GatedMLP)]
-    norms = [part for part, kind in zip(parts, kinds, strict=True) if isinstance(kind, RMSNorm)]
+    attention, mlps, norms = _replaced_children(module)
     if (len(attention), len(mlps)) != (1, 1) or 2 + len(norms) != len(parts):
         return None
     found = _order(module, attention[0], mlps[0], norms, seen.inputs[module])
-    if found is None:
-        return None
-    order, num_results = found
-    return FusedLayer(
-        vars(attention[0])["forward"], vars(mlps[0])["forward"], [vars(n)["forward"] for n in norms], order, num_results
-    )
+    return None if found is None else build(module, *found)
+
+
+def build(module: nn.Module, order: Order, num_results: int) -> FusedLayer:
+    """What `module` computes of its replaced parts in that order. Raises ValueError where it has others."""
+    (attention,), (mlp,), norms = _replaced_children(module)
+    own = [vars(norm)["forward"] for norm in norms]
+    return FusedLayer(vars(attention)["forward"], vars(mlp)["forward"], own, order, num_results)
+
+
+def _replaced_children(module: nn.Module) -> tuple[list[nn.Module], list[nn.Module], list[nn.Module]]:
+    """Those that are attention layers, MLPs and norms."""
+
+    def of(kind: type) -> list[nn.Module]:
+        return [child for child in module.children() if isinstance(vars(child).get("forward"), kind)]
+
+    return of(FusedAttention), of(GatedMLP), of(RMSNorm)
 
 
 def _order(
@@ -109,7 +117,7 @@ def _order(
     width = inputs["hidden_states"].shape[-1]
     hidden = made_up_rows(NUM_TOKENS, width, torch.float32, scales=(1.0,))[None]
     stand_ins = [_stand_in(number, width) for number in range(2 + len(norms))]
-    results = vars(attention)["forward"].num_results
+    results = vars(attention)["forward"].reading.num_results
     parts, kept = [attention, mlp, *norms], [vars(part)["forward"] for part in (attention, mlp, *norms)]
     for part, stand_in in zip(parts, stand_ins, strict=True):
         part.forward = _as_module(stand_in, results if part is attention else 0)

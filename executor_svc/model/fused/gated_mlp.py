@@ -26,11 +26,12 @@ _ROWS = 7
 
 @dataclass(frozen=True, slots=True)
 class GatedMLP:
-    """`[..., width]` to the same."""
+    """`[..., width]` to the same. `reading`: which of the ways to read the module this is, by number."""
 
     gate_up: native.PackedWeight
     down: Product
     activation: str
+    reading: int
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         return self.down(native.gated(x, self.gate_up, self.activation), residual)
@@ -67,9 +68,15 @@ def understand(module: nn.Module, seen: Seen, products: Products) -> GatedMLP | 
     found = first_that(exact_readings, lambda reading: agrees(reading(rows.float())[None], exact))
     if found is None:
         return None
-    reading = list(_readings(linears))[exact_readings.index(found)]
-    mlp = GatedMLP(products.gated(reading.gate, reading.up), products.of(reading.down), reading.activation)
+    mlp = build(module, products, exact_readings.index(found))
     return mlp if is_as_good(mlp(rows[None]), own, exact, products.rounding) else None
+
+
+def build(module: nn.Module, products: Products, number: int) -> GatedMLP:
+    """What `module` computes, read in the way of that number. Raises IndexError where it cannot be read so."""
+    reading = list(_readings(_linears(module)))[number]
+    gate_up = products.gated(reading.gate, reading.up)
+    return GatedMLP(gate_up, products.of(reading.down), reading.activation, number)
 
 
 def _linears(module: nn.Module) -> list[Linear]:

@@ -57,6 +57,13 @@ def understand(module: nn.Module, level: str) -> RMSNorm | None:
     return found
 
 
+def build(module: nn.Module, eps: float, *, plus_one: bool, level: str) -> RMSNorm:
+    """What `module` computes, known to be an RMS norm of these. Raises ValueError where it has another number of
+    weights than one."""
+    (weight,) = module.parameters()
+    return RMSNorm(weight, eps, plus_one, level)
+
+
 def _variants(module: nn.Module, weight: torch.Tensor, level: str) -> Iterator[RMSNorm]:
     numbers = [value for value in vars(module).values() if isinstance(value, float) and 0 < value < _LARGEST_EPSILON]
     for eps in numbers:

@@ -11,28 +11,28 @@ from torch.nn import functional
 
 from executor_svc.model import looking
 from executor_svc.model.attention import CurrentStep, PagedLayer, StepTensors, attach, attend_with, detach
-from executor_svc.model.fused import norm
+from executor_svc.model.fused import make_attention, norm
 from executor_svc.model.fused.agreement import agrees, given, in_fp32, is_as_good, made_up_rows, values_in_fp32
-from executor_svc.model.fused.attention import FusedAttention
-from executor_svc.model.fused.heads import HeadCounts, KeptFactors, Rotation, Turns, merged_orders, rotations
+from executor_svc.model.fused.attention import FusedAttention, NormReading, Reading
+from executor_svc.model.fused.heads import HeadCounts, KeptFactors, Rotation, Turns, rotations
 from executor_svc.model.fused.observe import NUM_TOKENS, Seen
 from executor_svc.model.fused.products import Products
 from executor_svc.model.fused.structure import Linear, as_linear, holds_only, is_plain, is_untouched
 from executor_svc.model.looking import Heads
 from executor_svc.model.proof import ProvenLayer
-from kernels import Backend, Projection, Rows, Rule
+from kernels import Backend, Rows
 
 _TURNS = "position_embeddings"
 _BLOCK_SIZE = 16  # more than NUM_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
-    """Which of a layer's linear children (by number) do what; `order` as in `merged_orders`."""
+class _Way:
+    """Which of a layer's linear children and norms (by number) do what; `grouped` as in `Reading`."""
 
-    qkv: list[int]
+    qkv: tuple[int, ...]
     output: int
-    order: torch.Tensor | None
+    grouped: bool
     norms: tuple[int, int] | None
     rotation: Rotation | None
 
@@ -41,19 +41,27 @@ class _Reading:
 class _Children:
     linears: list[Linear]
     norms: list[norm.RMSNorm]
+    norm_names: list[str]
 
     @classmethod
     def of(cls, module: nn.Module, level: str) -> "_Children | None":
         """None if the module has children with weights of another kind."""
-        linears, rms_norms = [], []
-        for child in module.children():
+        linears, rms_norms, names = [], [], []
+        for name, child in module.named_children():
             if (linear := as_linear(child)) is not None:
                 linears.append(linear)
             elif (rms_norm := norm.understand(child, level)) is not None:
                 rms_norms.append(rms_norm)
+                names.append(name)
             elif any(True for _ in child.parameters()):
                 return None
-        return cls(linears, rms_norms) if len(linears) in (2, 4) and len(rms_norms) in (0, 2) else None
+        return cls(linears, rms_norms, names) if len(linears) in (2, 4) and len(rms_norms) in (0, 2) else None
+
+    def norms_of(self, way: _Way) -> tuple[NormReading, NormReading] | None:
+        if way.norms is None:
+            return None
+        query, key = (NormReading(self.norm_names[i], self.norms[i].eps, self.norms[i].plus_one) for i in way.norms)
+        return query, key
 
 
 def understand(
@@ -69,7 +77,7 @@ def understand(
     sinks = _sinks(module, arguments.get("s_aux"))
     if children is None or (sinks is None and arguments.get("s_aux") is not None):
         return None
-    if not holds_only(module, list(module.children()), own=[] if sinks is None else [sinks]):
+    if not holds_only(module, list(module.children()), own=[] if sinks is None else [module.get_parameter(sinks)]):
         return None
     exact_module, inputs = in_fp32(module), seen.inputs[module]
     width = children.linears[0].shape[1]
@@ -77,27 +85,31 @@ def understand(
     exact_children = _Children.of(exact_module, products.level)
     if witness is None or exact_children is None:
         return None
-    reading = next(_readings(exact_children, witness), None)
-    if reading is None:
+    way = next(_ways(exact_children, witness), None)
+    if way is None:
         return None
-    fused = FusedAttention(
-        module=module,
-        qkv=_merged(children, reading, products),
-        output=products.of(children.linears[reading.output]),
-        projection=_projection(witness.counts, children.norms, reading),
-        rotation=reading.rotation,
-        kept_factors=kept_factors,
-        rule=Rule(_scale(arguments.get("scaling"), witness.counts), layer.window, arguments.get("softcap"), sinks),
+    scale = _scale(arguments.get("scaling"), witness.counts)
+    reading = Reading(
+        counts=witness.counts,
+        qkv=way.qkv,
+        output=way.output,
+        grouped=way.grouped,
+        norms=children.norms_of(way),
+        rotation=way.rotation,
+        scale=scale,
+        soft_cap=arguments.get("softcap"),
+        sinks=sinks,
         num_results=witness.num_results,
     )
+    fused = make_attention.build(layer, reading, products, kept_factors)
     made, own, exact = _attended(fused, layer, exact_module, inputs, backend)
     return fused if is_as_good(made, own, exact, products.rounding) else None
 
 
-def _sinks(module: nn.Module, passed: object) -> nn.Parameter | None:
-    """The module's own parameter that it passes on."""
-    own = [parameter for parameter in module.parameters(recurse=False) if parameter is passed]
-    return own[0] if own and is_plain(own[0]) else None
+def _sinks(module: nn.Module, passed: object) -> str | None:
+    """The name of the module's own parameter that it passes on."""
+    own = [name for name, parameter in module.named_parameters(recurse=False) if parameter is passed]
+    return own[0] if own and is_plain(passed) else None
 
 
 def _scale(passed: object, counts: HeadCounts) -> float:
@@ -132,7 +144,7 @@ def _call(module: nn.Module, look: looking.Look, hidden: torch.Tensor, inputs: d
         return type(module).forward(module, **inputs | {"hidden_states": hidden})
 
 
-def _readings(children: _Children, witness: _Witness) -> Iterator[_Reading]:
+def _ways(children: _Children, witness: _Witness) -> Iterator[_Way]:
     """Ways to read the layer that give what it gives."""
     for output, linear in enumerate(children.linears):
         if linear.shape[1] != witness.attended[0, 0].numel():
@@ -141,13 +153,13 @@ def _readings(children: _Children, witness: _Witness) -> Iterator[_Reading]:
             continue
         others = [i for i in range(len(children.linears)) if i != output]
         for qkv in itertools.permutations(others):
-            for order in [None] if len(qkv) == 3 else merged_orders(witness.counts):
-                yield from _head_readings(children, witness, list(qkv), output, order)
+            for grouped in [False] if len(qkv) == 3 else [False, True]:
+                yield from _head_ways(children, witness, qkv, output, grouped=grouped)
 
 
-def _head_readings(
-    children: _Children, witness: _Witness, qkv: list[int], output: int, order: torch.Tensor | None
-) -> Iterator[_Reading]:
+def _head_ways(
+    children: _Children, witness: _Witness, qkv: tuple[int, ...], output: int, *, grouped: bool
+) -> Iterator[_Way]:
     counts = witness.counts
     raw = torch.cat(
         [functional.linear(witness.hidden[0], children.linears[i].weight, children.linears[i].bias) for i in qkv],
@@ -155,7 +167,7 @@ def _head_readings(
     )
     if raw.shape[-1] != sum(counts.sizes):
         return
-    if order is not None:
+    if (order := make_attention.order(counts, grouped=grouped)) is not None:
         raw = raw[:, order]
     wanted = [heads[0].transpose(0, 1) for heads in witness.heads]
     if not agrees(raw.unflatten(-1, (-1, counts.dim))[:, -counts.keys :], wanted[2]):  # values are what they were
@@ -164,51 +176,19 @@ def _head_readings(
         if norms is not None and not _fit(children.norms[0], children.norms[1], counts.dim):
             continue
         for rotation in rotations(witness.turns, counts.dim):
-            reading = _Reading(qkv, output, order, norms, rotation)
+            own = None if norms is None else (children.norms[norms[0]], children.norms[norms[1]])
             factors: Turns | tuple[None, None] = (None, None)
             if rotation is not None and witness.turns is not None:
                 factors = rotation.factors(witness.turns)
-            heads = _projection(counts, children.norms, reading).heads(raw, *factors)
+            heads = make_attention.projection(counts, own, rotation).heads(raw, *factors)
             if all(agrees(*pair) for pair in zip(heads, wanted, strict=True)):
-                yield reading
-
-
-def _projection(counts: HeadCounts, norms: list[norm.RMSNorm], reading: _Reading) -> Projection:
-    sizes = counts.queries, counts.keys, counts.dim
-    if reading.norms is None:
-        return Projection(*sizes, rotary="half" if reading.rotation is None else reading.rotation.style)
-    query, key = (norms[i] for i in reading.norms)
-    return Projection(
-        *sizes,
-        query_norm=query.factors,
-        key_norm=key.factors,
-        norm_eps=query.eps,
-        rotary="half" if reading.rotation is None else reading.rotation.style,
-    )
+                yield _Way(qkv, output, grouped, norms, rotation)
 
 
 def _fit(one: norm.RMSNorm, other: norm.RMSNorm, dim: int) -> bool:
     """Whether two norms are of one head each, and alike but for their weights."""
     alike = (one.eps, one.plus_one) == (other.eps, other.plus_one)
     return alike and len(one.weight) == len(other.weight) == dim
-
-
-def _merged(children: _Children, reading: _Reading, products: Products) -> Any:
-    linears = [children.linears[i] for i in reading.qkv]
-    biases = [linear.bias for linear in linears]
-    bias = None
-    if any(own is not None for own in biases):
-        bias = torch.cat(
-            [
-                linear.weight.new_zeros(linear.shape[0]) if linear.bias is None else linear.bias.detach()
-                for linear in linears
-            ]
-        )
-    weights = [linear.weight for linear in linears]
-    if reading.order is not None:
-        weights = [weights[0][reading.order]]
-        bias = None if bias is None else bias[reading.order]
-    return products.make(weights, bias)
 
 
 def _attended(
