@@ -25,8 +25,10 @@ from paged.errors import (
 from paged.v1 import inference_pb2
 
 MAX_CALLS = 16
-# Later generations begin in new calls: those may go to schedulers that are new.
+# Later generations begin in new calls: those may go to schedulers that are new. To a new client all may be but the one
+# that was connected first, so its first calls take some for a second, and those after it for three times its age.
 MAX_AGE_S = 30.0
+FIRST_AGE_S = 1.0
 # A larger request has a call of its own: one that is too large for the scheduler ends its call, and others would wait
 # behind it.
 MAX_REQUEST_BYTES = 1 << 18
@@ -120,13 +122,13 @@ class Generation:
 class _Call:
     """One call of GenerateMany. `is_open` until no more generations may begin in it."""
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Any, max_age_s: float) -> None:
         self._call = call
         self._last_number = 0
         self._unsent: deque[inference_pb2.GenerateManyRequest] = deque()
         self._has_unsent = asyncio.Event()
         self._generations: dict[int, Generation] = {}
-        self._began = time.monotonic()
+        self._takes_until = time.monotonic() + max_age_s
         self._closes = False
         self._has_answered = False
         self.tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._write())]
@@ -136,7 +138,7 @@ class _Call:
 
     @property
     def is_open(self) -> bool:
-        return not self._closes and time.monotonic() - self._began < MAX_AGE_S
+        return not self._closes and time.monotonic() < self._takes_until
 
     def begin(self, request: inference_pb2.GenerateRequest, timeout_s: float | None) -> Generation:
         self._last_number += 1
@@ -225,6 +227,7 @@ class Many:
     def __init__(self, generate_many: Callable[..., Any]) -> None:
         self._generate_many = generate_many
         self._calls: list[_Call] = []
+        self._began: float | None = None
 
     def begin(self, request: inference_pb2.GenerateRequest, timeout_s: float | None, metadata: Any) -> Generation:
         """In the call that has fewest. Raises NotTaken."""
@@ -237,9 +240,15 @@ class Many:
         calls = [call for call in self._calls if call.is_open]
         num_generations = sum(map(len, self._calls))
         if len(calls) < min(math.isqrt(num_generations) + 1, MAX_CALLS):
-            calls = [_Call(self._generate_many(metadata=metadata))]
+            calls = [_Call(self._generate_many(metadata=metadata), self._max_age_s())]
             self._calls += calls
         return min(calls, key=len).begin(request, timeout_s)
+
+    def _max_age_s(self) -> float:
+        now = time.monotonic()
+        if self._began is None:
+            self._began = now
+        return min(max(3 * (now - self._began), FIRST_AGE_S), MAX_AGE_S)
 
     async def close(self) -> None:
         for call in self._calls:

@@ -1,7 +1,7 @@
 """Where the answers of one client go that share calls: over servers that do as a test says."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 
 import grpc
@@ -39,6 +39,11 @@ async def started(stack: AsyncExitStack, scheduler: Scheduler) -> str:
     return f"127.0.0.1:{port}"
 
 
+async def connected(stack: AsyncExitStack, schedulers: Sequence[Scheduler]) -> Client:
+    target = "ipv4:" + ",".join([await started(stack, scheduler) for scheduler in schedulers])
+    return await stack.enter_async_context(Client(target, share_calls=True, retries=RETRIES))
+
+
 async def ask(client: Client) -> None:
     assert [message async for message in client.generate("hi")] == []
 
@@ -46,11 +51,19 @@ async def ask(client: Client) -> None:
 async def test_what_begins_goes_elsewhere_once_a_scheduler_has_said_that_it_serves_nothing() -> None:
     schedulers = Scheduler(), Scheduler()
     async with AsyncExitStack() as stack, asyncio.timeout(SOON_S):
-        target = "ipv4:" + ",".join([await started(stack, scheduler) for scheduler in schedulers])
-        client = await stack.enter_async_context(Client(target, share_calls=True, retries=RETRIES))
+        client = await connected(stack, schedulers)
         await ask(client)
         unable = next(scheduler for scheduler in schedulers if scheduler.num_begun)
         unable.code = grpc.StatusCode.UNAVAILABLE
         for _ in range(50):
             await ask(client)
     assert unable.num_begun < 10
+
+
+async def test_a_client_that_is_new_does_not_stay_with_the_scheduler_that_was_connected_first() -> None:
+    schedulers = Scheduler(), Scheduler()
+    async with AsyncExitStack() as stack, asyncio.timeout(SOON_S):
+        client = await connected(stack, schedulers)
+        while not all(scheduler.num_begun for scheduler in schedulers):
+            await ask(client)
+            await asyncio.sleep(0.01)
