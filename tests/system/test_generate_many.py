@@ -313,10 +313,11 @@ async def test_a_scheduler_that_dies_ends_what_has_begun_and_the_rest_is_tried_a
 
 
 async def test_a_call_without_generations_ends_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scheduler_svc.api.generate_many.IDLE_S", 0.2)
     async with served(tmp_path) as (_, address), generate_many(address) as stub:
         call = stub()
-        await call.write(begun(1, max_tokens=3, ignore_eos=True))
+        await call.write(begun(1, max_tokens=300, ignore_eos=True))
+        await anext(aiter(call))  # a call whose first request takes its time is idle, too
+        monkeypatch.setattr("scheduler_svc.api.generate_many.IDLE_S", 0.2)
         updates = await read_to_the_end(call)  # without done_writing
         assert updates[1][-1].end.code == 0
         assert await call.code() == grpc.StatusCode.OK
