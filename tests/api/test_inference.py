@@ -67,7 +67,8 @@ async def test_ids_of_prompts_take_no_object_each(client: Client, engine: Script
     await collect(client, [400, 500])
     await collect(client, [500, 400])
     first, second = (request.prompt_ids for request in engine.submitted)
-    assert first[0] is second[1] and first[1] is second[0]
+    assert first[0] is second[1]
+    assert first[1] is second[0]
 
 
 async def test_a_made_up_request_id_is_told(client: Client, engine: ScriptedEngine) -> None:
