@@ -9,7 +9,8 @@ not at all.
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from scheduler_svc.answer import Answer
 from scheduler_svc.core.sequence import Sequence
@@ -18,13 +19,18 @@ from scheduler_svc.histogram import Histogram
 from scheduler_svc.reader import Reader
 from scheduler_svc.requests import Delta
 
+if TYPE_CHECKING:
+    from scheduler_svc.gathering import Gathering
+
 SLICE_S = 0.002  # of a turn of the event loop, for text that is made though its reader is behind
 MESSAGES_IN_A_TURN = 16  # so that a result waits for some 2 ms at most; in a row they cost less than one by one
 TURNS_BETWEEN = 2  # what gRPC has to say of a new call takes several
 UNTAKEN_TOKENS = 32  # that may wait in the core for a reader who is behind
-# Streams rest so long that the loop has time for what leaves of all (`Reader.rest_s_per_stream`).
+# Streams rest so long that the loop has time for what leaves of all: a message costs as much as ten tokens in it.
+REST_S_PER_STREAM = 100e-6
 MAX_REST_S = 0.1
 MIN_REST_S = 0.002  # less is not worth the timer
+LATE_S, LATE_SHARE = 0.025, 0.25  # from result to message, and of the streams that are served
 TIMER_S = 0.001  # the event loop's timers know no less, and one that is early would be asked for again at once
 
 
@@ -48,11 +54,11 @@ class Delivery:
         self._take = take
         self._fail = fail
         self._queue: deque[Answer] = deque()
-        # In the order in which they have rested enough; those that are gathered apart, for they rest less.
-        self._resting: tuple[deque[Answer], deque[Answer]] = (deque(), deque())
-        self.num_ready = 0  # requests of which something is to be taken in a message with others
-        self._num_streams = 0  # that have something new, or rest
+        self._resting: deque[Answer] = deque()  # in the order in which they have rested enough
+        self._gatherings: set[Gathering] = set()
+        self.num_streams = 0  # that have something new, or rest
         self.making = asyncio.Lock()  # whoever makes a message of many answers
+        self.making_s = 0.0  # what these have taken since there were turns for others
         self._has_turn = False  # scheduled on the event loop
         self._timer: asyncio.TimerHandle | None = None  # for the first who rests, until `_timer_at`
         self._timer_at = 0.0
@@ -70,6 +76,12 @@ class Delivery:
         self.unread_bytes -= reader.unread_bytes
         reader.unread_bytes = 0
 
+    def open_gathering(self, gathering: "Gathering") -> None:
+        self._gatherings.add(gathering)
+
+    def close_gathering(self, gathering: "Gathering") -> None:
+        self._gatherings.discard(gathering)
+
     def note(self, sequences: Iterable[Sequence]) -> None:
         """A result has changed these: their answers have something new, or an end."""
         now = time.perf_counter()
@@ -77,9 +89,22 @@ class Delivery:
             answer: Answer = sequence.owner
             if answer.noted_at is None:
                 answer.noted_at = now
+            elif answer.waits_with_others and sequence.end_reason is None:
+                continue  # most of them, most of the time
             self._line_up(answer)
-        self._num_streams = len(self._queue) + sum(map(len, self._resting)) + self.num_ready
+        self.num_streams = len(self._queue) + len(self._resting)
+        for gathering in self._gatherings:
+            self.num_streams += gathering.num_streams
+            for answer in gathering.behind(now):
+                self._line_up(answer)
         self._have_turn()
+
+    @property
+    def is_late(self) -> bool:
+        """Whether a large part of what leaves with others leaves so late that new tokens had better come later."""
+        now = time.perf_counter()
+        num_late = sum(gathering.num_late(now, LATE_S) for gathering in self._gatherings)
+        return num_late > LATE_SHARE * self.num_streams
 
     def ask(self, answer: Answer) -> None:
         """Its reader has taken a message, and there is more for it: its turn comes after all who wait already."""
@@ -109,14 +134,21 @@ class Delivery:
             self.num_tokens += len(delta.token_ids)
             if noted_at is not None:
                 self.result_to_write_s.add(now - noted_at)
-            rest_s = min(self._num_streams * reader.rest_s_per_stream, MAX_REST_S)
-            if rest_s >= MIN_REST_S and delta.finish is None and not answer.is_resting:
+            rest_s = min(self.num_streams * REST_S_PER_STREAM, MAX_REST_S)
+            if rest_s >= MIN_REST_S and not (reader.is_gathered or delta.finish or answer.is_resting):
                 answer.is_resting, answer.rests_until = True, now + rest_s
-                resting = self._resting[reader.is_gathered]
-                resting.append(answer)
-                if len(resting) == 1:  # others rest longer than the first of their kind
+                self._resting.append(answer)
+                if len(self._resting) == 1:  # others rest longer
                     self._have_turn()
         return delta
+
+    def note_left(self, num_tokens: int, noted: Mapping[float, int]) -> None:
+        """In a message of many answers so many tokens have left that `plain_delta` has given; of `noted`, when they had
+        been, so many answers."""
+        now = time.perf_counter()
+        self.num_tokens += num_tokens
+        for noted_at, count in noted.items():
+            self.result_to_write_s.add(now - noted_at, count)
 
     def _have_turn(self, turns_before: int = 0) -> None:
         if self._has_turn:
@@ -124,8 +156,8 @@ class Delivery:
         if self._queue:
             self._has_turn = True
             self._let_pass(turns_before)
-        elif any(self._resting):
-            rested_at = min(resting[0].rests_until for resting in self._resting if resting)
+        elif self._resting:
+            rested_at = self._resting[0].rests_until
             if self._timer is None or rested_at < self._timer_at:
                 if self._timer is not None:
                     self._timer.cancel()
@@ -146,12 +178,11 @@ class Delivery:
         self._have_turn()
 
     def _end_rests(self, now: float) -> None:
-        for resting in self._resting:
-            while resting and resting[0].rests_until <= now:
-                answer = resting.popleft()
-                answer.is_resting = False
-                if answer.has_more:
-                    self._line_up(answer)
+        while self._resting and self._resting[0].rests_until <= now:
+            answer = self._resting.popleft()
+            answer.is_resting = False
+            if answer.has_more:
+                self._line_up(answer)
 
     def _turn(self) -> None:
         """For the next messages, and for what cannot wait for its reader before them."""

@@ -24,6 +24,9 @@ MIN_PAUSE_S = 0.05  # between a loss and the next attempt; doubled with each los
 MAX_PAUSE_S = 5.0
 FIRST_REMINDER_S = 2.0
 REMINDER_S = 30.0
+# A plan is held back for so long at most, and looked at again so often, while answers are late.
+MAX_HOLD_S = 0.05
+HOLD_S = 0.002
 MIN_BEAT_S = 0.02  # whatever an executor says of its patience
 LEFT = "nothing is left for it to do"
 
@@ -45,6 +48,9 @@ class Listener(Protocol):
 
     def on_plan(self) -> None:
         """A plan is about to be made."""
+
+    def is_late(self) -> bool:
+        """Whether answers leave so late that the next plan had better be made later."""
 
     def on_tokens(self, applied: Applied) -> None:
         """A result was taken in, and the next plan is made right after this."""
@@ -90,6 +96,7 @@ class Driver:
         self._listener = listener
         self._session: ExecutorSession | None = None
         self._wake_scheduled = False
+        self._held: asyncio.TimerHandle | None = None  # for a plan that is held back
         self._was_busy = False
         self._moved_on = False  # whether any sequence got a token in this session
         self._last_failure = ""
@@ -246,8 +253,20 @@ class Driver:
 
     def _pump(self) -> None:
         session = self._session
-        while session is not None and self._has_room() and self._plan(session):
+        while session is not None and self._has_room() and not self._holds(session) and self._plan(session):
             pass
+
+    def _holds(self, session: ExecutorSession) -> bool:
+        """Whether the next plan is made later: tokens that would only wait for their messages are not computed yet."""
+        if not self._listener.is_late() or session.idle_s >= MAX_HOLD_S:
+            return False
+        if self._held is None:
+            self._held = asyncio.get_running_loop().call_later(HOLD_S, self._on_held)
+        return True
+
+    def _on_held(self) -> None:
+        self._held = None
+        self._pump()
 
     def _has_room(self) -> bool:
         return len(self.scheduler.state.in_flight) < self.scheduler.state.lease.plans_in_flight

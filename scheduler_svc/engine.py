@@ -338,6 +338,9 @@ class Engine:
         self._end_waits(now)
         self._high_water.note(len(self._requests))
 
+    def is_late(self) -> bool:
+        return self.delivery.is_late
+
     def on_plan(self) -> None:
         now = asyncio.get_running_loop().time()
         self._end_waits(now)

@@ -43,6 +43,9 @@ class Requests(Protocol):
     def on_plan(self) -> None:
         """A plan is about to be made."""
 
+    def is_late(self) -> bool:
+        """Whether answers leave so late that the next plan had better be made later."""
+
     def on_tokens(self, applied: Applied) -> None:
         """A result was taken in, and the next plan is made right after this."""
 
@@ -238,6 +241,9 @@ class Fleet:
 
     def on_plan(self) -> None:
         self._requests.on_plan()
+
+    def is_late(self) -> bool:
+        return self._requests.is_late()
 
     def on_tokens(self, applied: Applied) -> None:
         self._requests.on_tokens(applied)

@@ -14,8 +14,6 @@ class Reader:
 
     __slots__ = ("_turn", "is_whole", "request_id", "unread_bytes")
 
-    # A message costs as much as ten tokens in it.
-    rest_s_per_stream: ClassVar[float] = 100e-6
     is_gathered: ClassVar[bool] = False  # what it reads leaves in a message with what others read
 
     def __init__(self, request_id: str, *, is_whole: bool) -> None:

@@ -1,6 +1,7 @@
 """What the API hands to the engine, and what it gets back."""
 
 import math
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 from scheduler_svc.core.beam import EarlyStopping
@@ -69,17 +70,20 @@ class Usage:
     cached_tokens: int
 
 
-@dataclass(slots=True)  # not frozen: that would treble what making one costs
+PlainDelta = tuple[str, list[int]]  # a Delta that has nothing but text and tokens, of an answer that is alone
+
+
+@dataclass(slots=True)  # not frozen, and no lists made for what is rarely there: either would double what one costs
 class Delta:
     """All that has become known of the answer `index` since its last one. `finish` and `usage` are set in the last, and
     so is the `score` of one that was chosen among others."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    logprobs: Items[TokenLogprobs] = ()
     finish: Finish | None = None
     usage: Usage | None = None
     index: int = 0
-    prompt_token_ids: list[int] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_token_ids: Items[int] = ()
+    prompt_logprobs: Items[TokenLogprobs] = ()
     score: float | None = None

@@ -22,6 +22,7 @@ class Samples:
 
     def __init__(self, answers: list[Answer], delivery: Delivery) -> None:
         self.answers = answers
+        self.only = answers[0] if len(answers) == 1 else None
         self.opened_at = time.perf_counter()
         self.reader = answers[0].reader
         self._delivery = delivery

@@ -169,6 +169,9 @@ class Serving:
     def on_plan(self) -> None:
         pass
 
+    def is_late(self) -> bool:
+        return False
+
     def on_tokens(self, applied: Applied) -> None:
         now = self.now
         step = min(self._works)

@@ -23,6 +23,8 @@ IDLE_S = 30.0  # that a call may be without a generation
 FULL_BYTES = 1 << 18  # a message that has so many takes no further update, each of which has some 300 kB at most
 # Failures that may wait to be told while more requests are received: each may have 5 kB, and costs its client nothing.
 MAX_UNTOLD_ENDS = 256
+# What a number or a character takes at most: that is quicker than to count.
+MOST_BYTES = 5
 
 Accept = Callable[[inference_pb2.GenerateRequest, Deadline], Awaitable[GenerationRequest]]
 
@@ -30,10 +32,10 @@ Accept = Callable[[inference_pb2.GenerateRequest, Deadline], Awaitable[Generatio
 class _Generation:
     """One of them, as it is said. `held` is for samples that are said in one piece each, at its end."""
 
-    __slots__ = ("_number", "_request_id", "held")
+    __slots__ = ("_request_id", "held", "number")
 
     def __init__(self, number: int, request: GenerationRequest) -> None:
-        self._number = number
+        self.number = number
         self._request_id = request.request_id  # until it has been said
         self.held: dict[int, list[Delta]] | None = None if request.streams else {}
 
@@ -46,11 +48,12 @@ class _Generation:
         return None if delta.finish is None else merge(self.held.pop(delta.index))
 
     def say(self, delta: Delta, update: inference_pb2.GenerationUpdate, *, is_last: bool) -> None:
-        update.number = self._number
+        update.number = self.number
+        response = update.response
         if self._request_id:
-            update.response.request_id = self._request_id
+            response.request_id = self._request_id
             self._request_id = ""
-        fill(update.response, delta)
+        fill(response, delta)
         if is_last:
             update.end.SetInParent()
 
@@ -94,14 +97,13 @@ class ManyGenerations:
         receiving = asyncio.create_task(self._receive(requests))  # ends with the call
         try:
             while self._error is None:
-                async with self._gathering.turn():
-                    message = self._message()
-                if message is not None:
-                    self._gathering.note_sending()
-                    yield message
-                    self._gathering.note_sent()
-                elif self._gathering.has_more:
-                    continue
+                if self._has_something:
+                    async with self._gathering.turn():
+                        message = self._message()
+                    if message is not None:
+                        self._gathering.note_sending()
+                        yield message
+                        self._gathering.note_sent()
                 elif self._tasks:
                     await self._gathering.news(None)
                 elif self._has_all or self._is_closing or not await self._gathering.news(IDLE_S):
@@ -169,11 +171,18 @@ class ManyGenerations:
         async with AsyncExitStack() as stack:
             gathered = self._engine.gathered(request, self._gathering)
             reader = await deadline.bounded(stack.enter_async_context(gathered))
+            reader.number = said.number
             self._generations[request.request_id] = said
             stack.callback(self._generations.pop, request.request_id)
             expiry = deadline.call(lambda: self._engine.fail_request(request.request_id, deadline.error()))
             stack.callback(expiry.cancel)
             await reader.until_over()
+
+    @property
+    def _has_something(self) -> bool:
+        """Whether there may be something to say."""
+        is_to_tell = self._is_closing and not self._has_told_closing
+        return is_to_tell or bool(self._ends) or self._whole is not None or self._gathering.has_more
 
     def _message(self) -> inference_pb2.GenerateManyResponse | None:
         """What there is to say, as far as one message goes; None if that is nothing."""
@@ -187,23 +196,36 @@ class ManyGenerations:
             message.updates.append(self._whole)
             self._whole = None
             return message
+        add = message.updates.add
         with closing(self._gathering.take()) as news:
             for reader, delta in news:
-                generation = self._generations[reader.request_id]
-                if generation.held is not None:
-                    if (whole := generation.whole_with(delta)) is None:
-                        continue
-                    self._whole = inference_pb2.GenerationUpdate()
-                    generation.say(whole, self._whole, is_last=reader.is_over)
-                    break
-                update = message.updates.add()
-                generation.say(delta, update, is_last=reader.is_over)
-                num_bytes += update.ByteSize()
-                if num_bytes >= FULL_BYTES:
+                if isinstance(delta, tuple):
+                    update = add()
+                    update.number = reader.number
+                    response = update.response
+                    response.text, token_ids = delta
+                    response.token_ids.extend(token_ids)
+                    num_bytes += MOST_BYTES * (len(delta[0]) + len(token_ids))
+                else:
+                    num_bytes += self._say(self._generations[reader.request_id], delta, message, is_last=reader.is_over)
+                if num_bytes >= FULL_BYTES or self._whole is not None:
                     break
         if message.updates or message.closing:
             return message
         return self._message() if self._whole is not None else None
+
+    def _say(
+        self, said: _Generation, delta: Delta, message: inference_pb2.GenerateManyResponse, *, is_last: bool
+    ) -> int:
+        """In the message, where it has room for it; returns the bytes that it takes there."""
+        if said.held is None:
+            update = message.updates.add()
+            said.say(delta, update, is_last=is_last)
+            return update.ByteSize()
+        if (whole := said.whole_with(delta)) is not None:
+            self._whole = inference_pb2.GenerationUpdate()
+            said.say(whole, self._whole, is_last=is_last)
+        return 0
 
     def _tell_ends(self, message: inference_pb2.GenerateManyResponse) -> int:
         """Of those that have failed, as many as the message takes; returns their bytes."""

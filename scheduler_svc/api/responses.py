@@ -1,7 +1,6 @@
 """How answers look on the wire."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from paged.v1 import inference_pb2
 from scheduler_svc.core.sequence import TokenLogprobs
@@ -11,18 +10,31 @@ from scheduler_svc.requests import Delta, Finish, Usage
 def merge(deltas: Iterable[Delta]) -> Delta:
     """One delta that says what these, of one sample, say together."""
     texts: list[str] = []
-    whole = Delta()
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprobs] = []
+    prompt_token_ids: list[int] = []
+    prompt_logprobs: list[TokenLogprobs] = []
     finish, usage, index, score = None, None, 0, None
     for delta in deltas:
         index = delta.index
         texts.append(delta.text)
-        whole.token_ids.extend(delta.token_ids)
-        whole.logprobs.extend(delta.logprobs)
-        whole.prompt_token_ids.extend(delta.prompt_token_ids)
-        whole.prompt_logprobs.extend(delta.prompt_logprobs)
+        token_ids.extend(delta.token_ids)
+        logprobs.extend(delta.logprobs)
+        prompt_token_ids.extend(delta.prompt_token_ids)
+        prompt_logprobs.extend(delta.prompt_logprobs)
         finish, usage = delta.finish or finish, delta.usage or usage
         score = delta.score if delta.score is not None else score
-    return replace(whole, text="".join(texts), finish=finish, usage=usage, index=index, score=score)
+    return Delta(
+        text="".join(texts),
+        token_ids=token_ids,
+        logprobs=logprobs,
+        finish=finish,
+        usage=usage,
+        index=index,
+        prompt_token_ids=prompt_token_ids,
+        prompt_logprobs=prompt_logprobs,
+        score=score,
+    )
 
 
 def to_response(request_id: str, delta: Delta) -> inference_pb2.GenerateResponse:
@@ -35,8 +47,10 @@ def to_response(request_id: str, delta: Delta) -> inference_pb2.GenerateResponse
 def fill(response: inference_pb2.GenerateResponse, delta: Delta) -> None:
     """Have an empty response say what the delta says."""
     # One after another: a third less than all fields in the constructor.
-    response.text, response.index = delta.text, delta.index
+    response.text = delta.text
     response.token_ids.extend(delta.token_ids)
+    if delta.index:
+        response.index = delta.index
     # The rest is in few messages, and each field that is named costs something even where it is empty.
     if delta.logprobs:
         response.logprobs.extend(map(_logprobs, delta.logprobs))

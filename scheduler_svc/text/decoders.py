@@ -99,10 +99,11 @@ def _byte_fallback(steps: list[Any]) -> tuple[str, str, str, int] | None:
 class ByteLevelDecoder:
     """Tokens are bytes; a character is final once its last byte is there, or it is known never to come."""
 
-    __slots__ = ("_decode", "_table", "_utf8")
+    __slots__ = ("_decode", "_of", "_table", "_utf8")
 
     def __init__(self, table: ByteLevelTable) -> None:
         self._table = table
+        self._of = table.__getitem__
         self._utf8 = _UTF8_DECODER("replace")
         self._decode = self._utf8.decode
 
@@ -116,11 +117,10 @@ class ByteLevelDecoder:
         self._decode(tail)
 
     def push(self, ids: Sequence[int]) -> str:
-        table = self._table
         try:
-            data = table[ids[0]] if len(ids) == 1 else b"".join([table[token_id] for token_id in ids])
+            data = self._of(ids[0]) if len(ids) == 1 else b"".join(map(self._of, ids))
         except IndexError:  # of logits there may be more than of tokens
-            data = b"".join(map(table.of, ids))
+            data = b"".join(map(self._table.of, ids))
         if data.isascii() and not self._utf8.buffer:  # most of it, and a third of the time
             return data.decode("ascii")
         return self._decode(data)

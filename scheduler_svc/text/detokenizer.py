@@ -1,6 +1,6 @@
 """The text of one sequence, as its tokens come."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from scheduler_svc.text.tokenizer import Tokenizer
 from scheduler_svc.text.window_decoder import common_prefix_length
@@ -31,6 +31,11 @@ class Detokenizer:
             text = self._beyond_prompt(text)
             self._text_of_prompt = ""
         return text
+
+    @property
+    def quickest_push(self) -> Callable[[Sequence[int]], str]:
+        """`push`, without a look at the prompt where that leaves nothing to look at."""
+        return self.push if self._text_of_prompt else self._push
 
     def pending(self) -> str:
         """Finished characters that are held back because the next token could still break them. Mostly empty."""

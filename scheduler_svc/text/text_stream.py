@@ -38,6 +38,7 @@ class TextStream:
         skip_special_tokens: bool = True,
     ) -> None:
         self._detokenizer = Detokenizer(tokenizer, prompt_ids, skip_special_tokens)
+        self.push_plain = self._detokenizer.quickest_push  # as `push`, where there are no stop strings: the text alone
         self._finder = StopStringFinder(stop_strings, include_stop_string) if stop_strings else None
         self._num_unsearched = min_tokens  # tokens still to come in whose text no stop string is looked for
         self._num_unsearched_chars = 0  # characters of such tokens that the detokenizer still holds
