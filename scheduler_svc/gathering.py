@@ -15,7 +15,8 @@ from scheduler_svc.samples import Samples
 # An update in a message with others costs about as much as three tokens in it.
 REST_S_PER_STREAM = 15e-6
 MAX_REST_S = 0.03
-BEHIND_S = 0.05  # after which a message is late that is on its way
+# After which a message that is on its way is waited for by no plan, and is so late that texts are made without it.
+SLOW_S, BEHIND_S = 0.01, 0.05
 
 
 class GatheredReader(Reader):
@@ -118,7 +119,7 @@ class Gathering:
 
     def num_late(self, now: float, late_s: float) -> int:
         """Streams that have had something to be taken for so long, unless it is the caller who does not take it."""
-        if self.is_sending and now - self._sent_at > BEHIND_S:
+        if self.is_sending and now - self._sent_at > SLOW_S:
             return 0
         since = self._taking_at if self._taking else self._ready_at
         return self.num_streams if (self._taking or self._ready) and now - since > late_s else 0

@@ -139,7 +139,7 @@ async def test_who_does_not_take_what_there_is_makes_nothing_late(delivery: Deli
     gathering.note_sending()  # and no more is heard
     give(delivery, streams, 300)
     assert delivery.is_late
-    late.setattr("scheduler_svc.gathering.BEHIND_S", -1.0)
+    late.setattr("scheduler_svc.gathering.SLOW_S", -1.0)
     assert not delivery.is_late
 
 
