@@ -120,10 +120,11 @@ class Generation:
 
 
 class _Call:
-    """One call of GenerateMany. `is_open` until no more generations may begin in it."""
+    """One call of GenerateMany, with its metadata."""
 
-    def __init__(self, call: Any, max_age_s: float) -> None:
-        self._call = call
+    def __init__(self, generate_many: Callable[..., Any], metadata: Any, max_age_s: float) -> None:
+        self._call = generate_many(metadata=metadata)
+        self._metadata = metadata
         self._last_number = 0
         self._unsent: deque[inference_pb2.GenerateManyRequest] = deque()
         self._has_unsent = asyncio.Event()
@@ -136,9 +137,9 @@ class _Call:
     def __len__(self) -> int:
         return len(self._generations)
 
-    @property
-    def is_open(self) -> bool:
-        return not self._closes and time.monotonic() < self._takes_until
+    def takes(self, metadata: Any) -> bool:
+        """Whether one may begin that has these: with a token of before, it would end when that does."""
+        return not self._closes and time.monotonic() < self._takes_until and metadata == self._metadata
 
     def begin(self, request: inference_pb2.GenerateRequest, timeout_s: float | None) -> Generation:
         self._last_number += 1
@@ -233,14 +234,18 @@ class Many:
         """In the call that has fewest. Raises NotTaken."""
         if request.ByteSize() > MAX_REQUEST_BYTES:
             raise NotTaken
+        calls, others = [], []
         for call in self._calls:
-            if not call.is_open:
+            if call.takes(metadata):
+                calls.append(call)
+            else:
                 call.end_if_unused()
-        self._calls = [call for call in self._calls if call.is_open or len(call)]
-        calls = [call for call in self._calls if call.is_open]
+                if len(call):
+                    others.append(call)
+        self._calls = calls + others
         num_generations = sum(map(len, self._calls))
         if len(calls) < min(math.isqrt(num_generations) + 1, MAX_CALLS):
-            calls = [_Call(self._generate_many(metadata=metadata), self._max_age_s())]
+            calls = [_Call(self._generate_many, metadata, self._max_age_s())]
             self._calls += calls
         return min(calls, key=len).begin(request, timeout_s)
 

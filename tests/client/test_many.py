@@ -3,9 +3,11 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import grpc
 import grpc.aio
+import pytest
 
 from paged.client import Client, Retries
 from paged.v1 import inference_pb2, inference_pb2_grpc
@@ -20,12 +22,14 @@ class Scheduler(inference_pb2_grpc.InferenceServiceServicer):
     def __init__(self) -> None:
         self.code = grpc.StatusCode.OK
         self.num_begun = 0
+        self.tokens: list[str] = []  # of those that began
 
     async def GenerateMany(
-        self, requests: AsyncIterator[inference_pb2.GenerateManyRequest], context: object
+        self, requests: AsyncIterator[inference_pb2.GenerateManyRequest], context: grpc.aio.ServicerContext
     ) -> AsyncGenerator[inference_pb2.GenerateManyResponse, None]:
         async for request in requests:
             self.num_begun += 1
+            self.tokens.append(dict(context.invocation_metadata() or ()).get("authorization", ""))
             end = inference_pb2.GenerationEnd(code=self.code.value[0])
             yield inference_pb2.GenerateManyResponse(updates=[{"number": request.number, "end": end}])
 
@@ -39,9 +43,10 @@ async def started(stack: AsyncExitStack, scheduler: Scheduler) -> str:
     return f"127.0.0.1:{port}"
 
 
-async def connected(stack: AsyncExitStack, schedulers: Sequence[Scheduler]) -> Client:
+async def connected(stack: AsyncExitStack, schedulers: Sequence[Scheduler], token_file: Path | None = None) -> Client:
     target = "ipv4:" + ",".join([await started(stack, scheduler) for scheduler in schedulers])
-    return await stack.enter_async_context(Client(target, share_calls=True, retries=RETRIES))
+    client = Client(target, share_calls=True, retries=RETRIES, token_file=token_file)
+    return await stack.enter_async_context(client)
 
 
 async def ask(client: Client) -> None:
@@ -67,3 +72,19 @@ async def test_a_client_that_is_new_does_not_stay_with_the_scheduler_that_was_co
         while not all(scheduler.num_begun for scheduler in schedulers):
             await ask(client)
             await asyncio.sleep(0.01)
+
+
+async def test_what_begins_after_the_token_has_changed_shares_no_call_of_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paged.many.FIRST_AGE_S", SOON_S)
+    scheduler, token_file = Scheduler(), tmp_path / "token"
+    token_file.write_text("before")
+    async with AsyncExitStack() as stack, asyncio.timeout(SOON_S):
+        client = await connected(stack, [scheduler], token_file)
+        await ask(client)
+        token_file.write_text("after")
+        while client._token.metadata != (("authorization", "Bearer after"),):
+            await asyncio.sleep(0.01)
+        await ask(client)
+    assert scheduler.tokens == ["Bearer before", "Bearer after"]
