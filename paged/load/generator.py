@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -12,7 +12,7 @@ import grpc.aio
 from paged.errors import PagedClientError, translated
 from paged.load.lengths import Mix, mixed_lengths
 from paged.load.seen import Seen
-from paged.many import Generation, Many
+from paged.many import Generation, Many, NotTaken
 from paged.v1 import inference_pb2
 
 METHOD = "/paged.v1.InferenceService/Generate"
@@ -173,9 +173,15 @@ class LoadGenerator:
             answer.close()
         return False
 
-    def _shared(self, request: bytes) -> "_Shared":
+    def _shared(self, request: bytes) -> "_Call | _Shared":
+        def own() -> _Call:
+            return _Call(self._generate, request, self._metadata)
+
         parsed = inference_pb2.GenerateRequest.FromString(request)
-        return _Shared(self._many.begin(parsed, None, self._metadata))
+        try:
+            return _Shared(self._many.begin(parsed, None, self._metadata), own)
+        except NotTaken:
+            return own()
 
     async def _answer(self, number: int, answer: "_Call | _Shared", due: float, sent_in: Seen | None) -> None:
         first = last = 0.0
@@ -240,20 +246,30 @@ class _Call:
 
 
 class _Shared:
-    """The same face, of an answer in a call with others."""
+    """The same face, of an answer in a call with others, or in `own` where no such call takes it."""
 
-    def __init__(self, generation: Generation) -> None:
+    def __init__(self, generation: Generation, own: Callable[[], _Call]) -> None:
         self._generation = generation
-        self.close = generation.close
+        self._own = own
+        self._call: _Call | None = None
 
     async def num_tokens(self) -> int | None:
-        try:
-            return len((await anext(self._generation)).token_ids)
-        except StopAsyncIteration:
-            return None
+        if self._call is None:
+            try:
+                return len((await anext(self._generation)).token_ids)
+            except StopAsyncIteration:
+                return None
+            except NotTaken:
+                self._call = self._own()
+        return await self._call.num_tokens()
 
     async def translated(self, error: BaseException) -> BaseException:
-        return error
+        return error if self._call is None else await self._call.translated(error)
+
+    def close(self) -> None:
+        self._generation.close()
+        if self._call is not None:
+            self._call.close()
 
 
 def _count(counts: dict[str, int], what: str) -> None:

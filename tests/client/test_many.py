@@ -10,6 +10,7 @@ import grpc.aio
 import pytest
 
 from paged.client import Client, Retries
+from paged.load.generator import Load, LoadGenerator
 from paged.v1 import inference_pb2, inference_pb2_grpc
 
 RETRIES = Retries(max_attempts=20, first_pause_s=0.01, longest_pause_s=0.02)
@@ -34,7 +35,19 @@ class Scheduler(inference_pb2_grpc.InferenceServiceServicer):
             yield inference_pb2.GenerateManyResponse(updates=[{"number": request.number, "end": end}])
 
 
-async def started(stack: AsyncExitStack, scheduler: Scheduler) -> str:
+class OldScheduler(inference_pb2_grpc.InferenceServiceServicer):
+    """Of a time before answers could share calls."""
+
+    async def Generate(
+        self, request: inference_pb2.GenerateRequest, context: object
+    ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
+        yield inference_pb2.GenerateResponse(text="old", token_ids=[1], finish={})
+
+    async def GenerateMany(self, requests: object, context: grpc.aio.ServicerContext) -> None:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "unknown")
+
+
+async def started(stack: AsyncExitStack, scheduler: Scheduler | OldScheduler) -> str:
     server = grpc.aio.server()
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(scheduler, server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port("127.0.0.1:0")
@@ -88,3 +101,25 @@ async def test_what_begins_after_the_token_has_changed_shares_no_call_of_the_one
             await asyncio.sleep(0.01)
         await ask(client)
     assert scheduler.tokens == ["Bearer before", "Bearer after"]
+
+
+async def test_with_a_scheduler_that_knows_no_such_calls_each_answer_has_its_own() -> None:
+    async with AsyncExitStack() as stack, asyncio.timeout(SOON_S):
+        address = await started(stack, OldScheduler())
+        client = await stack.enter_async_context(Client(address, share_calls=True))
+        assert [message.text async for message in client.generate("hi")] == ["old"]
+
+
+@pytest.mark.parametrize("prompt_tokens", [(8, 8), (120_000, 120_000)])
+async def test_in_a_load_each_answer_has_its_own_where_such_calls_do_not_take_it(
+    prompt_tokens: tuple[int, int],
+) -> None:
+    async with AsyncExitStack() as stack, asyncio.timeout(SOON_S):
+        address = await started(stack, OldScheduler())
+        channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
+        load = Load(address, 3, prompt_tokens=prompt_tokens, once=True, share_calls=True)
+        generator = await stack.enter_async_context(LoadGenerator(load, channel))
+        generator.begin()
+        await generator.finished()
+        seen = generator.end()
+    assert (seen.sent, seen.finished) == (3, 3)
