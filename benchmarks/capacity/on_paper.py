@@ -17,8 +17,7 @@ from scheduler_svc.core.placement import Placement
 from scheduler_svc.core.plan import Amounts, LeaseChange, Plan, Result
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence, State
-from scheduler_svc.delivery import MAX_REST_S, MIN_REST_S
-from scheduler_svc.reader import Reader
+from scheduler_svc.delivery import MAX_REST_S, MIN_REST_S, REST_S_PER_STREAM
 
 PLANS_IN_FLIGHT = 2
 SLICE_S = 5e-4  # of messages that are looked at together; in service results come between any two
@@ -193,7 +192,7 @@ class LoopOnPaper:
             else:
                 waiting = self._unsent.get(sequence, 0) + self._resting.pop(sequence, 0)
                 self._unsent[sequence] = waiting + 1
-        rest_s = min((len(self._unsent) + len(self._resting)) * Reader.rest_s_per_stream, MAX_REST_S)
+        rest_s = min((len(self._unsent) + len(self._resting)) * REST_S_PER_STREAM, MAX_REST_S)
         self._rest_s = rest_s if rest_s >= MIN_REST_S else 0.0
         self._go_on()
 
