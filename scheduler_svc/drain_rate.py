@@ -41,14 +41,14 @@ class DrainRate:
     def most_within(self, seconds: float) -> float:
         """The most that have left in so short a time at any moment of the window, as far back as others waited all the
         time; more than any number where too little has been seen to say so. Of a time longer than what has been seen,
-        in proportion."""
+        in proportion, and as if one more had left right after it: a queue that has stood still for seconds may move."""
         first = bisect_left(self._at, self._held_up_since)
         times, counts = self._at[first:], self._num_gone[first:]
         seen_s = times[-1] - times[0] if times else 0.0
         if seen_s < KNOWN_AFTER_S:
             return float("inf")
         if seconds >= seen_s:
-            return (counts[-1] - counts[0]) * seconds / seen_s
+            return (counts[-1] - counts[0] + 1) * seconds / seen_s
         most, begin = 0, 0
         for end, (at, num_gone) in enumerate(zip(times, counts, strict=True)):
             # One sample early: what had left by the one after may have done so at any moment between the two.
