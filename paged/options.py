@@ -4,6 +4,7 @@ Each function returns the value as the messages hold it; its TypeError or ValueE
 """
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Real
@@ -85,6 +86,8 @@ def seconds(name: str, value: Any) -> float:
     """A time that gRPC can wait."""
     if not isinstance(value, Real):
         raise _not_due(name, value, "a number of seconds")
+    if not math.isfinite(value):
+        raise ValueError(f"{name}: is {value}; must be a finite number of seconds, or left out")
     return float(value)
 
 

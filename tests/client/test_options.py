@@ -1,5 +1,6 @@
 """What a caller gives by mistake: refused before it is sent, by the option's name, and never taken apart."""
 
+import math
 from typing import Any
 
 import pytest
@@ -49,6 +50,8 @@ def test_a_text_where_a_list_is_due_is_not_taken_apart(name: str, value: Any) ->
         ("json_schema", CIRCULAR),
         ("regex", "\ud800"),
         ("timeout_s", "x"),
+        ("timeout_s", math.inf),
+        ("timeout_s", math.nan),
         ("prompt", None),
         ("prompt", 5),
         ("prompt", b"Paris"),
