@@ -10,11 +10,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.fork_server import ForkedProcess, fork_server
+
 START_TIMEOUT_S = 60.0
 
 
 class Service:
-    """One process that writes its address to a file once it is ready; a launcher may start several."""
+    """One process that writes its address to a file once it is ready; a launcher may start several. A scheduler, or an
+    executor without a model, is a fork of one that has its imports done."""
+
+    process: "subprocess.Popen[bytes] | ForkedProcess"
 
     def __init__(
         self, module: str, address_flag: str, address_file: Path, *flags: str, launcher: Sequence[str] = ()
@@ -22,22 +27,14 @@ class Service:
         self.address_file = address_file
         self.address_file.unlink(missing_ok=True)
         self.log_file = address_file.with_suffix(".log")
+        arguments = [address_flag, str(address_file), "--exit-with-parent", *flags]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1" if launcher else "2"}
+        if not launcher and (module == "scheduler_svc" or "--simulate" in flags):
+            self.process = fork_server(module).start(arguments, self.log_file, environment)
+            return
         with self.log_file.open("ab") as log:
-            self.process = subprocess.Popen(
-                [
-                    sys.executable,
-                    *launcher,
-                    "-m",
-                    module,
-                    address_flag,
-                    str(address_file),
-                    "--exit-with-parent",
-                    *flags,
-                ],
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "OMP_NUM_THREADS": "1" if launcher else "2"},
-            )
+            command = [sys.executable, *launcher, "-m", module, *arguments]
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
 
     @property
     def address(self) -> str:
