@@ -13,6 +13,7 @@ from tests.docs.pages import PAGES, ROOT, SHELLS, blocks, inline_code, text_of
 # Of programs that are not ours: smg, torchrun, pip, buf, docker.
 FOREIGN = {
     *("--api-key", "--discovery-file", "--discovery-provider", "--policy", "--port", "--host", "--worker-urls"),
+    "--worker-startup-check-interval",
     *(
         "--nproc-per-node",
         "--nnodes",
