@@ -32,7 +32,13 @@ from paged.load.lengths import Mix
 app = typer.Typer(no_args_is_help=True, add_completion=True)
 app.add_typer(keys.app, name="keys")
 
-Address = Annotated[str, typer.Option(envvar="PAGED_ADDRESS", help="Scheduler's address, as HOST:PORT.")]
+Address = Annotated[
+    str,
+    typer.Option(
+        envvar="PAGED_ADDRESS",
+        help="Scheduler's address, as HOST:PORT; of several dns:///NAME:PORT or ipv4:IP:PORT,IP:PORT.",
+    ),
+]
 MaxTokens = Annotated[int, typer.Option(min=1, max=2**32 - 1, help="Most tokens to generate.")]
 Temperature = Annotated[float, typer.Option(help="0 takes the most likely token each time.")]
 Seed = Annotated[int | None, typer.Option(min=0, max=2**64 - 1, help="Equal seeds give equal draws.")]

@@ -131,7 +131,10 @@ def read_tokens(path: Path) -> Tokens:
         # Without the values: somebody may have put a token where its hash belongs.
         found = error.errors(include_url=False, include_context=False, include_input=False)[0]
         place = ".".join(str(part) for part in found["loc"]) or "file"
-        raise BadTokenFile(f"{path}: {place}: {found['msg'].removeprefix('Value error, ')}") from None
+        message = found["msg"].removeprefix("Value error, ")
+        if found["type"] == "tuple_type":
+            message = f"must be tables that begin with [[{place}]] each"
+        raise BadTokenFile(f"{path}: {place}: {message}") from None
     except tomllib.TOMLDecodeError as error:
         raise BadTokenFile(f"{path}: is not TOML: {error}") from None
     except UnicodeDecodeError:

@@ -1,10 +1,12 @@
 """What the token file says of a tenant holds for its requests, and for nobody else's."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 from paged.client import Client, ResourceExhaustedError, Retries
+from scheduler_svc.api.tokens import BadTokenFile, read_tokens
 from tests.security.keys import Keys
 from tests.system.conftest import System
 from tests.system.requests import ready
@@ -34,3 +36,10 @@ async def test_a_tenant_has_as_many_requests_at_once_as_it_may(system: System, k
             assert (await client.complete([300] * 9, max_tokens=4)).usage.prompt_tokens == 9
         await running
         assert (await of_shop.complete([300] * 9, max_tokens=4)).usage.prompt_tokens == 9
+
+
+def test_a_table_of_its_own_name_is_told_as_what_it_should_be(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.toml"
+    file.write_text("[tenants.shop]\nweight = 2\n")
+    with pytest.raises(BadTokenFile, match=r"tenants: must be tables that begin with \[\[tenants\]\] each"):
+        read_tokens(file)
