@@ -189,9 +189,10 @@ async def test_samples_that_cross_the_length_at_which_keys_change_are_right_cold
 
 
 @pytest.mark.model
-async def test_a_hundred_requests_to_the_small_real_model_in_a_pool_too_small(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_requests", [25, pytest.param(100, marks=pytest.mark.slow)])
+async def test_requests_to_the_small_real_model_in_a_pool_too_small(num_requests: int, tmp_path: Path) -> None:
     directory = demo_model_path()
-    wanted = mixed(100, 200_000, 40, random.Random(2))
+    wanted = mixed(num_requests, 200_000, 40, random.Random(2))
     pool = ["--num-blocks", "33", "--max-rows", "16", "--tokens-per-step", "128", "--dtype", "float32"]
     with cleaned_up([]) as services:
         services.append(start_executor(tmp_path, "--model", str(directory), *pool))
@@ -202,10 +203,10 @@ async def test_a_hundred_requests_to_the_small_real_model_in_a_pool_too_small(tm
             await asyncio.gather(*[ask(client, one, 24) for one in wanted])
             load = await idle_load(client)
         resident_mb = services[1].resident_mb
-    assert [len(answered.ids) for answered in wanted] == [24] * 100
+    assert [len(answered.ids) for answered in wanted] == [24] * num_requests
     assert load.preemptions > 0
     assert load.used_blocks == 0
-    assert load.finished_requests == 100
+    assert load.finished_requests == num_requests
     assert resident_mb < 250, "a scheduler stays small even with a vocabulary of 262,144"
     reference = reference_model(directory)
     for answered in wanted:
