@@ -1,8 +1,9 @@
 """Processes of our services that begin with their imports done: forks of one that has them, and does nothing else.
 
-These take two seconds of CPU, and tests start some hundreds of services. From its `main` on such a process does what
-`python -m MODULE` does: it has an environment, a log, signals and a parent's death of its own, and ends as an
-interpreter does. Not for what brings torch, for OpenMP reads its environment when it is imported.
+These take two seconds of CPU, with torch six, and tests start some hundreds of services. From its `main` on such a
+process does what `python -m MODULE` does: it has an environment, a log, signals and a parent's death of its own, and
+ends as an interpreter does. What OpenMP reads when torch brings it is the same for all that have torch: it starts its
+threads at the first work for several, which is done in a fork alone.
 """
 
 import atexit
@@ -19,8 +20,11 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 
+from executor_svc.process import let_threads_sleep
+
 ROOT = Path(__file__).parent.parent
 POLL_S = 0.005
+NUM_THREADS = "2"  # of torch
 
 
 class ForkedProcess:
@@ -61,11 +65,11 @@ class ForkServer:
     """This process' end of one. It ends with this process, as their connection does, and those that it has forked with
     it, for they are told `--exit-with-parent`."""
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, module: str, *more: str) -> None:
         self._socket, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "tests.fork_server", str(theirs.fileno()), module]
+        command = [sys.executable, "-m", "tests.fork_server", str(theirs.fileno()), module, *more]
         # OpenBLAS would start threads with numpy's import, and only the thread that forks lives on in a fork.
-        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": NUM_THREADS}
         self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, cwd=ROOT)
         theirs.close()
         self._answers = self._socket.makefile("rb")
@@ -88,15 +92,18 @@ class ForkServer:
 
 
 @cache
-def fork_server(module: str) -> ForkServer:
-    """The one of this service, started when it is first asked for."""
-    return ForkServer(module)
+def fork_server(module: str, *more: str) -> ForkServer:
+    """The one of this service that has more modules imported, too; started when it is first asked for."""
+    return ForkServer(module, *more)
 
 
-def serve(descriptor: int, module: str) -> None:
+def serve(descriptor: int, module: str, *more: str) -> None:
     """Until whoever asks has ended. In a fork: ends with what its `main` returns."""
     connection = socket.socket(fileno=descriptor)
     service = import_module(f"{module}.__main__")
+    let_threads_sleep()
+    for name in more:
+        import_module(name)
     if len(os.listdir("/proc/self/task")) > 1:
         raise RuntimeError("imports have started a thread, which no fork would have")
     requests = connection.makefile("rb")
@@ -131,4 +138,4 @@ def become(module: str, arguments: list[str], log: str, environment: dict[str, s
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]), sys.argv[2])
+    serve(int(sys.argv[1]), *sys.argv[2:])

@@ -10,27 +10,34 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.fork_server import ForkedProcess, fork_server
+from tests.fork_server import NUM_THREADS, ForkedProcess, fork_server
 
 START_TIMEOUT_S = 60.0
 
 
 class Service:
-    """One process that writes its address to a file once it is ready; a launcher may start several. A scheduler, or an
-    executor without a model, is a fork of one that has its imports done."""
+    """One process that writes its address to a file once it is ready; a launcher may start several. It is a fork of one
+    that has its imports done, but where it is to be one `of_its_own`, as those of launchers are."""
 
     process: "subprocess.Popen[bytes] | ForkedProcess"
 
     def __init__(
-        self, module: str, address_flag: str, address_file: Path, *flags: str, launcher: Sequence[str] = ()
+        self,
+        module: str,
+        address_flag: str,
+        address_file: Path,
+        *flags: str,
+        launcher: Sequence[str] = (),
+        of_its_own: bool = False,
     ) -> None:
         self.address_file = address_file
         self.address_file.unlink(missing_ok=True)
         self.log_file = address_file.with_suffix(".log")
         arguments = [address_flag, str(address_file), "--exit-with-parent", *flags]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1" if launcher else "2"}
-        if not launcher and (module == "scheduler_svc" or "--simulate" in flags):
-            self.process = fork_server(module).start(arguments, self.log_file, environment)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1" if launcher else NUM_THREADS}
+        if not launcher and not of_its_own:
+            more = ["executor_svc.model.load"] if "--model" in flags else []
+            self.process = fork_server(module, *more).start(arguments, self.log_file, environment)
             return
         with self.log_file.open("ab") as log:
             command = [sys.executable, *launcher, "-m", module, *arguments]
@@ -99,10 +106,14 @@ def wait_for(condition: Callable[[], object], what: str, timeout_s: float = STAR
 
 
 def start_executor(
-    directory: Path, *flags: str, endpoint: str = "tcp://127.0.0.1:0", launcher: Sequence[str] = ()
+    directory: Path,
+    *flags: str,
+    endpoint: str = "tcp://127.0.0.1:0",
+    launcher: Sequence[str] = (),
+    of_its_own: bool = False,
 ) -> Service:
-    where = ["--endpoint", endpoint]
-    return Service("executor_svc", "--endpoint-file", directory / "executor", *where, *flags, launcher=launcher)
+    where, how = ["--endpoint", endpoint], {"launcher": launcher, "of_its_own": of_its_own}
+    return Service("executor_svc", "--endpoint-file", directory / "executor", *where, *flags, **how)
 
 
 def torchrun(num_ranks: int, *options: str) -> list[str]:

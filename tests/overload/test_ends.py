@@ -111,14 +111,14 @@ async def test_an_executor_with_a_model_leaves_nothing_behind(tmp_path: Path, ho
     """Torch has ways of its own to share memory, and compilers are processes."""
     directory = save_tiny(tmp_path, "llama")
     flags = ["--model", str(directory), "--dtype", "float32", "--num-blocks", "100"]
-    with cleaned_up([start_executor(tmp_path, *flags)]) as services:
+    with cleaned_up([start_executor(tmp_path, *flags, of_its_own=True)]) as services:
         endpoint = services[0].wait_until_ready().address
         services.append(start_scheduler(tmp_path, endpoint, "--executor-wait-s", "1"))
         streaming = await busy(services[1].wait_until_ready().address)
         assert not descendants(services[0].process.pid)
         assert "/dev/shm" not in Path(f"/proc/{services[0].process.pid}/maps").read_text()
         assert await end(services[0], HOW[how]) == {"told to stop": 0, "killed": -signal.SIGKILL}[how]
-        services.append(start_executor(tmp_path, *flags, endpoint=endpoint))
+        services.append(start_executor(tmp_path, *flags, endpoint=endpoint, of_its_own=True))
         services[2].wait_until_ready()
         streaming.cancel()
         await asyncio.gather(streaming, return_exceptions=True)

@@ -34,7 +34,9 @@ def group() -> Iterator[MemoryGroup]:
 
 
 def start(directory: Path, model: Path, group: MemoryGroup, *flags: str) -> Service:
-    return group.take(start_executor(directory, "--model", str(model), "--dtype", "float32", "--max-rows", "8", *flags))
+    """Of its own, for what it shares with others counts for another group."""
+    wanted = ["--model", str(model), "--dtype", "float32", "--max-rows", "8"]
+    return group.take(start_executor(directory, *wanted, *flags, of_its_own=True))
 
 
 async def test_c10_5_a_pool_that_fits_is_filled_to_its_last_block_and_nothing_is_killed(
