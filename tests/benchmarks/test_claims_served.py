@@ -13,6 +13,7 @@ from scheduler_svc.core.sequence import Sequence
 
 LONGEST, NUM_BLOCKS, NUM_REQUESTS = 256, 64, 40
 FLAGS = ["--simulate", "--num-blocks", "101", "--tokens-per-step", "128", "--max-rows", "32"]
+FLAGS += ["--shutdown-grace-s", "0.1"]  # nobody says goodbye
 MIX = Mix("any", tuple((1 + 31 * i % 90, 1 + 17 * i % 120) for i in range(NUM_REQUESTS)))
 
 

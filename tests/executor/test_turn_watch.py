@@ -52,9 +52,12 @@ runpy.run_module("executor_svc", run_name="__main__")
 """
 
 
+# And it is not waited for as long as by those who want their recording.
 HANGING_DISK = """
 from types import SimpleNamespace
+from executor_svc import service
 from executor_svc.recording import files
+service.LAST_WORDS_S = 1.0
 files.tempfile = SimpleNamespace(mkstemp=hang)
 """
 
