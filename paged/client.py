@@ -127,6 +127,7 @@ class Client:
         )
         self._inference: Any = inference_pb2_grpc.InferenceServiceStub(self._channel)
         self._many = Many(self._inference.GenerateMany) if share_calls else None
+        self._is_closed = False
         self._control: Any = control_pb2_grpc.ControlServiceStub(self._channel)
 
     async def __aenter__(self) -> Self:
@@ -138,7 +139,8 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """End the connection and every call on it."""
+        """End the connection and every call on it; later ones raise RuntimeError."""
+        self._is_closed = True
         if self._many is not None:
             await self._many.close()
         await self._channel.close(None)
@@ -252,8 +254,51 @@ class Client:
         request = control_pb2.GetPrefixTreeRequest(**picked(given, control_pb2.GetPrefixTreeRequest))
         return await self._answer(self._control.GetPrefixTree, request)
 
-    async def _stream(self, method: Callable[..., Any], request: Any) -> AsyncGenerator[Any, None]:
-        call = method(request, metadata=self._token.metadata)
+    async def _messages(
+        self, request: inference_pb2.GenerateRequest, timeout_s: float | None
+    ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
+        """Those of the first attempt that gets any, or ends well."""
+        attempts = Attempts(self._retries, timeout_s)
+        many = None if request.HasField("stream") and not request.stream else self._many
+        while True:
+            has_begun = False
+            try:
+                async with aclosing(self._attempt(many, request, attempts.left_s)) as messages:
+                    async for message in messages:
+                        has_begun = True
+                        yield message
+                return
+            except NotTaken:
+                many = None
+                continue
+            except PagedClientError as error:
+                pause_s = None if has_begun else attempts.pause_s(error)
+                if pause_s is None:
+                    raise
+            await asyncio.sleep(pause_s)
+
+    async def _attempt(
+        self, many: Many | None, request: inference_pb2.GenerateRequest, timeout_s: float | None
+    ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
+        """In a call with others, which raises NotTaken, or alone."""
+        if many is None:
+            async with aclosing(self._stream(self._inference.Generate, request, timeout_s)) as messages:
+                async for message in messages:
+                    yield message
+            return
+        self._check_open()
+        generation = many.begin(request, timeout_s, self._token.metadata)
+        try:
+            async for message in generation:
+                yield message
+        finally:
+            generation.close()
+
+    async def _stream(
+        self, method: Callable[..., Any], request: Any, timeout_s: float | None = None
+    ) -> AsyncGenerator[Any, None]:
+        self._check_open()
+        call = method(request, timeout=timeout_s, metadata=self._token.metadata)
         try:
             async for message in call:
                 yield message
@@ -262,76 +307,25 @@ class Client:
         finally:
             call.cancel()
 
-    async def _messages(
-        self, request: inference_pb2.GenerateRequest, timeout_s: float | None
-    ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
-        """Those of the first attempt that gets any, or ends well."""
-        attempts = Attempts(self._retries, timeout_s)
-        if self._many is not None and not (request.HasField("stream") and not request.stream):
-            try:
-                async with aclosing(self._shared(self._many, request, attempts)) as messages:
-                    async for message in messages:
-                        yield message
-                return
-            except NotTaken:
-                pass
-        while True:
-            call = self._inference.Generate(request, timeout=attempts.left_s, metadata=self._token.metadata)
-            has_begun = False
-            try:
-                async for message in call:
-                    has_begun = True
-                    yield message
-                return
-            except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
-                pause_s = await self._pause_s(call, error, None if has_begun else attempts)
-            finally:
-                call.cancel()
-            await asyncio.sleep(pause_s)
-
-    async def _shared(
-        self, many: Many, request: inference_pb2.GenerateRequest, attempts: Attempts
-    ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
-        """As `_messages`, in a call with others. Raises NotTaken."""
-        while True:
-            generation = many.begin(request, attempts.left_s, self._token.metadata)
-            has_begun = False
-            try:
-                async for message in generation:
-                    has_begun = True
-                    yield message
-                return
-            except PagedClientError as error:
-                pause_s = None if has_begun else attempts.pause_s(error)
-                if pause_s is None:
-                    raise
-            finally:
-                generation.close()
-            await asyncio.sleep(pause_s)
-
     async def _retried(self, method: Callable[..., Any], request: Any) -> Any:
         attempts = Attempts(self._retries, None)
         while True:
-            call = method(request, metadata=self._token.metadata)
             try:
-                return await call
-            except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
-                pause_s = await self._pause_s(call, error, attempts)
+                return await self._answer(method, request)
+            except PagedClientError as error:
+                pause_s = attempts.pause_s(error)
+                if pause_s is None:
+                    raise
             await asyncio.sleep(pause_s)
 
-    async def _pause_s(self, call: Any, error: BaseException, attempts: Attempts | None) -> float:
-        """Seconds until the call that has failed is made again; raises its error where it is not."""
-        failure = await translated(call, error)
-        pause_s = None
-        if attempts is not None and isinstance(failure, PagedClientError):
-            pause_s = attempts.pause_s(failure)
-        if pause_s is None:
-            raise failure from None
-        return pause_s
-
     async def _answer(self, method: Callable[..., Any], request: Any) -> Any:
+        self._check_open()
         call = method(request, metadata=self._token.metadata)
         try:
             return await call
         except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
             raise await translated(call, error) from None
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise RuntimeError("the client is closed")

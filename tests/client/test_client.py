@@ -116,3 +116,18 @@ def test_one_stop_string_may_be_given_as_it_is() -> None:
 def test_a_value_that_the_message_cannot_hold_is_named(name: str, value: object) -> None:
     with pytest.raises((TypeError, ValueError), match=f"^{name}: "):
         generate_request("x", **{name: value})  # type: ignore[misc]
+
+
+async def test_a_client_that_is_closed_says_so(address: str, engine: ScriptedEngine) -> None:
+    """gRPC would raise an error of its own for a channel that is closed; an attempt may come after that."""
+    engine.script = [ANSWER[0], forever]
+    client = Client(address)
+    answer = client.generate("hi")
+    await asyncio.wait_for(anext(answer), SOON_S)
+    await client.close()
+    with pytest.raises(UnavailableError):
+        await asyncio.wait_for(anext(answer), SOON_S)
+    await client.close()
+    for call in (anext(client.generate("hi")), client.complete("hi"), client.tokenize("hi"), client.load()):
+        with pytest.raises(RuntimeError, match="the client is closed"):
+            await asyncio.wait_for(call, SOON_S)

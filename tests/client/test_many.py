@@ -110,6 +110,19 @@ async def test_with_a_scheduler_that_knows_no_such_calls_each_answer_has_its_own
         assert [message.text async for message in client.generate("hi")] == ["old"]
 
 
+async def test_an_answer_that_is_to_be_asked_again_once_its_client_is_closed_says_so() -> None:
+    scheduler = Scheduler()
+    scheduler.code = grpc.StatusCode.UNAVAILABLE
+    async with AsyncExitStack() as stack, asyncio.timeout(SOON_S):
+        client = await connected(stack, [scheduler])
+        asking = asyncio.create_task(ask(client))
+        while not scheduler.num_begun:
+            await asyncio.sleep(0)
+        await client.close()
+        with pytest.raises(RuntimeError, match="the client is closed"):
+            await asking
+
+
 @pytest.mark.parametrize("prompt_tokens", [(8, 8), (120_000, 120_000)])
 async def test_in_a_load_each_answer_has_its_own_where_such_calls_do_not_take_it(
     prompt_tokens: tuple[int, int],
