@@ -1,6 +1,5 @@
 """One answer on its way back to its client: from the tokens that the core appends to text that may be sent."""
 
-from dataclasses import replace
 from typing import Literal
 
 from scheduler_svc.core.sequence import EndReason, Sequence
@@ -23,6 +22,34 @@ class Answer:
     Ends once, by `take` (the sequence has ended, or a stop string was found) or by `fail`.
     """
 
+    __slots__ = (
+        "_can_stop",
+        "_error",
+        "_fault",
+        "_finish",
+        "_may_be_plain",
+        "_num_followed",
+        "_num_sent",
+        "_num_taken",
+        "_plain",
+        "_preface",
+        "_text",
+        "_text_stream",
+        "_token_bytes",
+        "admitted_at",
+        "first_token_at",
+        "has_news",
+        "is_queued",
+        "is_resting",
+        "matcher",
+        "noted_at",
+        "reader",
+        "rests_until",
+        "sequence",
+        "taken_at",
+        "waits_with_others",
+    )
+
     def __init__(self, sequence: Sequence, text_stream: TextStream, reader: Reader, echo: str | None = None) -> None:
         self.sequence = sequence
         self.reader = reader
@@ -40,6 +67,7 @@ class Answer:
         self.matcher: Matcher | None = None  # where it has a grammar
         self._num_followed = 0  # output tokens that the matcher has seen
         self._text_stream = text_stream
+        self._plain = text_stream.plain
         self._can_stop = text_stream.can_stop
         plain = self._preface is None and sequence.sampling.logprobs is None and not reader.is_whole
         self._may_be_plain = plain and not self._can_stop
@@ -48,7 +76,7 @@ class Answer:
         self._fault: Exception | None = None  # that `plain_delta` has met
         self._num_taken = 0  # output tokens that belong to the answer so far
         self._num_sent = 0  # of these, in a delta already
-        self._text: list[str] = []
+        self._text: list[str] | None = None  # pieces that are in no delta
         self._finish: Finish | None = None
         self._error: PagedError | None = None
         self._token_bytes = _token_bytes(sequence.sampling.logprobs)
@@ -92,7 +120,7 @@ class Answer:
         if not 0 < len(token_ids) <= MAX_DELTA_TOKENS:
             return None
         try:
-            text = self._text_stream.push_plain(token_ids)
+            text = self._plain.push(token_ids)
         except Exception as error:  # noqa: BLE001 - `take` tells of it
             self._fault = error
             return None
@@ -162,8 +190,9 @@ class Answer:
         """End with an error instead of a last delta. Harmless if the answer is over."""
         if not self.is_over:
             self._error = error
-            self._text.clear()  # nothing of it will be said, though its reader may never come to hear why
-            self.sequence.logprobs.clear()
+            self._text = None  # nothing of it will be said, though its reader may never come to hear why
+            if self.sequence.logprobs:
+                self.sequence.logprobs.clear()
             self.has_news = True
             self.reader.wake()
 
@@ -177,8 +206,7 @@ class Answer:
         sequence = self.sequence
         begin, end = self._num_sent, min(self._num_taken, self._num_sent + MAX_DELTA_TOKENS)
         self._num_sent = end
-        text = self._text[0] if len(self._text) == 1 else "".join(self._text)
-        self._text.clear()
+        text, self._text = "".join(self._text or ()), None
         delta = Delta(
             text=text,
             token_ids=sequence.token_ids[sequence.num_prompt + begin : sequence.num_prompt + end],
@@ -192,7 +220,8 @@ class Answer:
             return delta
         if self._finish is None:
             return delta
-        return replace(delta, finish=self._finish, usage=self._usage(), score=sequence.score)
+        delta.finish, delta.usage, delta.score = self._finish, self._usage(), sequence.score
+        return delta
 
     @property
     def total_logprob(self) -> float:
@@ -208,7 +237,10 @@ class Answer:
 
     def _hold(self, text: str, num_tokens: int) -> None:
         """Until the next delta."""
-        self._text.append(text)
+        if self._text is None:
+            self._text = [text]
+        else:
+            self._text.append(text)
         self._num_taken += num_tokens
         if not self.reader.is_whole:
             self.reader.unread_bytes += len(text) + num_tokens * self._token_bytes

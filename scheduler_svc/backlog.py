@@ -26,12 +26,11 @@ class BacklogLimits:
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """One request's part of the backlog, from `Backlog.enter` to `Backlog.leave`."""
+    """One request's part of the backlog, on its way into a queue."""
 
     tenant: str
     num_sequences: int
     num_tokens: int
-    is_opening: bool = True  # not in a queue yet
 
 
 class Backlog:
@@ -73,7 +72,7 @@ class Backlog:
             self._refuse(found, num_waiting)
 
     def enter(self, request: GenerationRequest) -> Place:
-        """Count it; `leave` must follow. Raises QueueFull."""
+        """Count it; `note_opened` and `leave` must follow. Raises QueueFull."""
         num_beams = request.beam.width if request.beam is not None else 1
         place = Place(request.tenant, max(num_beams, request.best_of or request.num_samples), len(request.prompt_ids))
         self.check(place.tenant, place.num_tokens)
@@ -82,17 +81,14 @@ class Backlog:
         self._opening_tokens[place.tenant] += place.num_tokens
         return place
 
-    def note_queued(self, place: Place) -> None:
-        """It is in a queue, which counts it from now on."""
-        if place.is_opening:
-            place.is_opening = False
-            self._num_opening -= place.num_sequences
-            _subtract(self._opening_tokens, place.tenant, place.num_tokens)
+    def note_opened(self, place: Place) -> None:
+        """It is in a queue, which counts it from now on, or will never be in one."""
+        self._num_opening -= place.num_sequences
+        _subtract(self._opening_tokens, place.tenant, place.num_tokens)
 
-    def leave(self, place: Place) -> None:
-        """The request has ended."""
-        self.note_queued(place)
-        _subtract(self._live, place.tenant, 1)
+    def leave(self, tenant: str) -> None:
+        """A request of the tenant has ended."""
+        _subtract(self._live, tenant, 1)
 
     def _refuse(self, found: str, num_waiting: int) -> None:
         raise QueueFull(found, self._drain_rate.retry_after_s(num_waiting))

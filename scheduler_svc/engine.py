@@ -7,8 +7,7 @@ waiting first, in slices that leave the event loop free for the next result.
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator
 from typing import cast
 
 import structlog
@@ -137,43 +136,48 @@ class Engine:
         Raises DuplicateRequest, QueueFull, DeadlineTooShort, ModelNotFound, InvalidRequest, Unavailable; later
         RequestAborted, RequestFailed, DeadlineExceeded.
         """
-        async with self._opened(request) as samples:
+        samples = await self._opened(request)
+        try:
             while not samples.are_finished:
                 yield await samples.next_delta()
+        finally:
+            self._close(samples)
 
     def gathering(self) -> Gathering:
         """Somebody who takes the answers to many requests together."""
         return Gathering(self.delivery)
 
-    @asynccontextmanager
-    async def gathered(self, request: GenerationRequest, gathering: Gathering) -> AsyncIterator[GatheredReader]:
-        """The request's place in the gathering, through which its answers come; leaving it frees everything. Raises
+    async def gathered(self, request: GenerationRequest, gathering: Gathering) -> GatheredReader:
+        """The request's place in the gathering, through which its answers come until `leave`, which must follow. Raises
         what `generate` does: what that raises later ends the reader."""
-        async with self._opened(request, gathering) as samples:
-            reader = cast(GatheredReader, samples.reader)
-            try:
-                yield reader
-            finally:
-                reader.end()
+        samples = await self._opened(request, gathering)
+        return cast(GatheredReader, samples.reader)
 
-    @asynccontextmanager
-    async def _opened(self, request: GenerationRequest, gathering: Gathering | None = None) -> AsyncIterator[Samples]:
+    def leave(self, reader: GatheredReader) -> None:
+        """Everything of the reader's request is freed."""
+        reader.end()
+        self._close(self._requests[reader.request_id])
+
+    async def _opened(self, request: GenerationRequest, gathering: Gathering | None = None) -> Samples:
+        """`_close` must follow."""
         model = self.model(request.model)
         self._check_acceptable(request, model)
-        place = self._backlog.enter(request)
+        place, samples = self._backlog.enter(request), None
         try:
             echo = await model.detokenize(request.prompt_ids, True) if request.echo else None
             samples = self._open(request, model, echo, gathering)
-            try:
-                if request.grammar is not None:
-                    await samples.open_with(self._masks.begin(request.grammar, samples.answers, model.grammars))
-                await self._submit(samples.first, model, request)
-                self._backlog.note_queued(place)
-                yield samples
-            finally:
-                self._forget(request, samples)
+            if request.grammar is not None:
+                await samples.open_with(self._masks.begin(request.grammar, samples.answers, model.grammars))
+            await self._submit(samples.first, model, request)
+        except BaseException:
+            if samples is not None:
+                self._close(samples)
+            else:
+                self._backlog.leave(request.tenant)
+            raise
         finally:
-            self._backlog.leave(place)
+            self._backlog.note_opened(place)
+        return samples
 
     def check_room(self, tenant: str) -> None:
         """Raises QueueFull or Unavailable where a request of the tenant would be refused whatever it is."""
@@ -219,7 +223,7 @@ class Engine:
         if max(request.prompt_ids) >= model.facts.vocab_size:
             raise Unavailable("the model has changed since the prompt was tokenized; try again")
         samples = open_request(request, model.text.tokenizer, model.facts.eos_token_ids, echo, self.delivery, gathering)
-        samples.model = model.name
+        samples.model, samples.trace = model.name, request.trace
         for answer in samples.answers:
             answer.sequence.scheduler = model.waiting  # until it is placed
         self._requests[request.request_id] = samples
@@ -271,6 +275,8 @@ class Engine:
         longest = self._settings.max_model_len
         drivers = (*model.executors, *self.fleet.models.expected(model))
         leases = [driver.lease for driver in drivers if driver.lease is not None]
+        if len(leases) == 1 and not sequence.sampling.min_tokens and reach(sequence, leases[0], longest):
+            return
         largest = max(leases, key=lambda lease: capacity_of(sequence, lease))
         if sequence.group is not None and (width := sequence.group.parameters.width) > largest.most.rows:
             found = f"is {width}; the executor computes {largest.most.rows} sequences at once at most"
@@ -306,19 +312,21 @@ class Engine:
         self._end(samples)
         samples.fail(error)
 
-    def _forget(self, request: GenerationRequest, samples: Samples) -> None:
+    def _close(self, samples: Samples) -> None:
         """The client has its last message, or has gone."""
-        del self._requests[request.request_id]
-        self._expiries.remove(request.request_id)
-        self._wait_limit.end(request.request_id)
+        request_id = samples.reader.request_id
+        del self._requests[request_id]
+        self._backlog.leave(samples.first.tenant)
+        self._expiries.remove(request_id)
+        self._wait_limit.end(request_id)
         self.delivery.close(samples.reader)
         if samples.first.state is not State.NEW and not samples.is_refused:
             self._counts[samples.outcome] += 1
             if samples.model not in self.times:  # with eleven histograms, not made for every request
                 self.times[samples.model] = RequestTimes()
             self.times[samples.model].note_end(samples)
-        if request.trace is not None:
-            tell_trace(request.trace, samples)
+        if samples.trace is not None:
+            tell_trace(samples.trace, samples)
         self._end(samples)
         samples.fail(RequestAborted("closed"))
         for answer in samples.answers:
@@ -338,6 +346,7 @@ class Engine:
         for model in self.fleet.models:
             model.note_admissions(now)
         self._end_waits(now)
+        self._end_expired(now)
         self._high_water.note(len(self._requests))
 
     def is_late(self) -> bool:
@@ -346,6 +355,9 @@ class Engine:
     def on_plan(self) -> None:
         now = asyncio.get_running_loop().time()
         self._end_waits(now)
+        self._end_expired(now)
+
+    def _end_expired(self, now: float) -> None:
         if now >= self._expiries.next_at:
             for request_id in self._expiries.due(now):
                 self.fail_request(request_id, DeadlineExceeded("the time that the request had is over"))

@@ -20,10 +20,11 @@ SLOW_S, BEHIND_S = 0.01, 0.05
 
 
 class GatheredReader(Reader):
-    """Of one request. Its `samples` are those whose news are taken; they are let go when all is over. `is_ready`: there
-    is something to be taken. `number` is what the caller calls it."""
+    """Of one request. Its `samples` are those whose news are taken; they are let go when all is over: with the last
+    delta, or the `error` that has ended it. `is_ready`: there is something to be taken. `number` is what the caller
+    calls it."""
 
-    __slots__ = ("_gathering", "_over", "error", "is_ready", "number", "samples")
+    __slots__ = ("_gathering", "error", "is_over", "is_ready", "number", "samples")
 
     is_gathered = True
 
@@ -31,18 +32,13 @@ class GatheredReader(Reader):
         super().__init__(request_id, is_whole=is_whole)
         self.error: PagedError | None = None
         self.samples: Samples | None = None
-        self.is_ready = False
-        self.number = 0
+        self.is_ready = self.is_over = False
+        self.number = -1
         self._gathering = gathering
-        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
     def is_waiting(self) -> bool:
         return not self._gathering.is_sending
-
-    @property
-    def is_over(self) -> bool:
-        return self._over.done()
 
     def wake(self) -> None:
         self._gathering.note(self)
@@ -56,16 +52,9 @@ class GatheredReader(Reader):
 
     def end(self, error: PagedError | None = None) -> None:
         """Nothing more will be taken; harmless when it is over."""
-        if not self._over.done():
-            self.error = error
-            self._over.set_result(None)
+        if not self.is_over:
+            self.is_over, self.error = True, error
         self.samples = None  # which refer to their reader
-
-    async def until_over(self) -> None:
-        """Until the last delta has been taken. Raises the error."""
-        await self._over
-        if self.error is not None:
-            raise self.error
 
 
 class Gathering:
@@ -170,9 +159,9 @@ class Gathering:
         else:
             self._delivery.making.release()
 
-    def take(self) -> Generator[tuple[GatheredReader, Delta | PlainDelta], None, None]:
+    def take(self) -> Generator[tuple[GatheredReader, Delta | PlainDelta | None], None, None]:
         """What there is, longest waiting first, of each request once at most, for a slice of the event loop's time.
-        Whose answer has failed is over; so is, with its last delta, whose answers have ended."""
+        None is of one that has failed, and is over; so is, with its last delta, whose answers have ended."""
         if not self._taking:
             if self._resting is not None:
                 return
@@ -196,9 +185,9 @@ class Gathering:
                     yield reader, delta
                 else:
                     taken = self._take_any(reader, samples)
-                    if taken is not None:
-                        if samples.has_news:
-                            more.append(reader)
+                    if taken is not None and samples.has_news:
+                        more.append(reader)
+                    if taken is not None or reader.is_over:
                         yield reader, taken
                 if time.perf_counter() > end:
                     break
@@ -212,7 +201,7 @@ class Gathering:
             samples.take_in()
             delta = samples.delta_now()
         except PagedError as error:
-            reader.end(error)
+            reader.end(error.with_traceback(None))  # which would refer to the reader
             return None
         if samples.are_finished:
             reader.end()

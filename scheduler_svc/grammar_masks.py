@@ -42,7 +42,7 @@ class GrammarMasks:
         self._queue.close()
         self._check.close()
 
-    async def begin(self, grammar: Grammar, answers: list[Answer], grammars: Grammars) -> None:
+    async def begin(self, grammar: Grammar, answers: tuple[Answer, ...], grammars: Grammars) -> None:
         """Bind answers that are not submitted yet to the grammar; `grammars` are those of their model. Raises
         InvalidRequest, QueueFull, Unavailable."""
         first = answers[0].sequence

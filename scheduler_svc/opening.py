@@ -28,9 +28,10 @@ def open_request(
     """New sequences, the first of which stands for all until the core has been given it. `echo` is the text that each
     answer begins with. Without a `gathering` they have a reader of their own."""
     is_whole = not request.streams or request.best_of is not None
-    reader = Reader(request.request_id, is_whole=is_whole)
     if gathering is not None:
-        reader = GatheredReader(request.request_id, gathering, is_whole=is_whole)
+        reader: Reader = GatheredReader(request.request_id, gathering, is_whole=is_whole)
+    else:
+        reader = Reader(request.request_id, is_whole=is_whole)
     delivery.open(reader)
     sampling, end_token_ids = request.sampling, _end_token_ids(request, eos_token_ids)
     if request.best_of is not None and sampling.logprobs is None:
@@ -44,7 +45,7 @@ def open_request(
     if request.beam is not None:
         sequences[0].group = _beam_group(request.beam, sampling, end_token_ids, sequences)
     else:
-        sequences[0].held = sequences[1:]
+        sequences[0].held = tuple(sequences[1:])
     if request.best_of is not None:
         with_logprobs = request.sampling.logprobs is not None
         samples: Samples = BestOf(answers, delivery, request.num_samples, with_logprobs=with_logprobs)
@@ -63,12 +64,13 @@ def _end_token_ids(request: GenerationRequest, eos_token_ids: Iterable[int]) -> 
 def _new_sequence(
     request: GenerationRequest, sampling: Sampling, index: int, end_token_ids: tuple[int, ...]
 ) -> Sequence:
-    prompt_logprobs = sampling.prompt_logprobs if index == 0 else None
+    if index:
+        sampling = replace(sampling, index=index, prompt_logprobs=None)
     return Sequence(
         request_id=request.request_id,
         token_ids=request.prompt_ids,
         max_tokens=request.max_tokens,
-        sampling=replace(sampling, index=index, prompt_logprobs=prompt_logprobs),
+        sampling=sampling,
         end_token_ids=end_token_ids,
         cache_salt=request.cache_salt,
         bypass_cache=request.bypass_cache,

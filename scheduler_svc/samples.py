@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Coroutine
 from typing import Any
 
@@ -11,22 +10,37 @@ from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.delivery import Delivery
 from scheduler_svc.errors import PagedError
 from scheduler_svc.requests import Delta
+from scheduler_svc.trace import Trace
 
 
 class Samples:
     """`next_delta` waits for any of the answers, which have one reader. An error of one of them is the request's.
-    `model` is its served name. `is_refused`: there was no room for the request, after all."""
+    `model` is its served name. `is_refused`: there was no room for the request, after all. `trace` is there where it is
+    traced."""
 
-    model = ""
-    is_refused = False
+    __slots__ = (
+        "_delivery",
+        "_opening",
+        "_unfinished",
+        "answers",
+        "is_refused",
+        "model",
+        "only",
+        "opened_at",
+        "reader",
+        "trace",
+    )
 
     def __init__(self, answers: list[Answer], delivery: Delivery) -> None:
-        self.answers = answers
+        self.model = ""
+        self.is_refused = False
+        self.trace: Trace | None = None
+        self.answers = tuple(answers)
         self.only = answers[0] if len(answers) == 1 else None
         self.opened_at = time.perf_counter()
         self.reader = answers[0].reader
         self._delivery = delivery
-        self._unfinished = deque(answers)
+        self._unfinished = self.answers
         self._opening: asyncio.Future[None] | None = None
 
     @property
@@ -91,7 +105,7 @@ class Samples:
 
     def take_in(self) -> None:
         """Make text of all that is new, without a turn of the delivery's."""
-        for answer in tuple(self._unfinished):
+        for answer in self._unfinished:
             if answer.noted_at is not None:
                 self._delivery.make_text(answer)
 
@@ -102,7 +116,7 @@ class Samples:
             return None
         delta = self._delivery.message(answer)
         if delta.finish is not None:
-            self._unfinished.remove(answer)
+            self._unfinished = self._without(answer)
         return delta
 
     def _with_news(self) -> Answer | None:
@@ -115,6 +129,9 @@ class Samples:
             if found is None and answer.has_news:
                 found = answer
         if found is not None and len(self._unfinished) > 1:
-            self._unfinished.remove(found)
-            self._unfinished.append(found)
+            self._unfinished = (*self._without(found), found)
         return found
+
+    def _without(self, answer: Answer) -> tuple[Answer, ...]:
+        """Those that are unfinished, but for this one."""
+        return tuple(other for other in self._unfinished if other is not answer)

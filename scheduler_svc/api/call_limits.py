@@ -38,24 +38,43 @@ class CallLimits:
 
     def enter(self, context: grpc.aio.ServicerContext) -> None:
         """The call begins, and counts until its last byte is gone. Raises QueueFull."""
-        if self._num_calls >= self._max_calls:
-            found = f"{self._num_calls} calls are going on, and max_concurrent_calls is {self._max_calls}"
-            raise QueueFull(found, RETRY_AFTER_S)
+        self._check_calls()
         self._num_calls += 1
         _at_the_end(self._leave)
 
     @contextmanager
     def holding(self, num_bytes: int) -> Iterator[None]:
         """A request has so many. Raises QueueFull, but not for the only one."""
-        if self._num_bytes and self._num_bytes + num_bytes > self._max_total_bytes:
-            found = f"requests of {self._num_bytes} bytes are being served, and this one has {num_bytes}"
-            limit = f"max_total_request_bytes is {self._max_total_bytes}"
-            raise QueueFull(f"{found}; {limit}", RETRY_AFTER_S)
+        self._check_bytes(num_bytes)
         self._num_bytes += num_bytes
         try:
             yield
         finally:
             self._num_bytes -= num_bytes
+
+    def take(self, num_bytes: int) -> None:
+        """A request of so many bytes begins in a call with others; it counts like one that has a call of its own, until
+        it is given back. Raises QueueFull, and has taken nothing."""
+        self._check_calls()
+        self._check_bytes(num_bytes)
+        self._num_calls += 1
+        self._num_bytes += num_bytes
+
+    def give_back(self, num_bytes: int) -> None:
+        """What `take` has taken."""
+        self._num_calls -= 1
+        self._num_bytes -= num_bytes
+
+    def _check_calls(self) -> None:
+        if self._num_calls >= self._max_calls:
+            found = f"{self._num_calls} calls are going on, and max_concurrent_calls is {self._max_calls}"
+            raise QueueFull(found, RETRY_AFTER_S)
+
+    def _check_bytes(self, num_bytes: int) -> None:
+        if self._num_bytes and self._num_bytes + num_bytes > self._max_total_bytes:
+            found = f"requests of {self._num_bytes} bytes are being served, and this one has {num_bytes}"
+            limit = f"max_total_request_bytes is {self._max_total_bytes}"
+            raise QueueFull(f"{found}; {limit}", RETRY_AFTER_S)
 
     def _leave(self) -> None:
         self._num_calls -= 1

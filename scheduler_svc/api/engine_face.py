@@ -1,7 +1,6 @@
 """What the servicers need of the engine."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from paged.v1 import control_pb2, executor_pb2
@@ -92,8 +91,12 @@ class Engine(Protocol):
     def gathering(self) -> Gathering:
         """Somebody who takes the answers to many requests together."""
 
-    def gathered(self, request: GenerationRequest, gathering: Gathering) -> AbstractAsyncContextManager[GatheredReader]:
-        """The request's place in the gathering, through which its answers come; leaving it frees all."""
+    async def gathered(self, request: GenerationRequest, gathering: Gathering) -> GatheredReader:
+        """The request's place in the gathering, through which its answers come until `leave`, which must follow. Ends
+        at the request's `expires_at` by itself."""
+
+    def leave(self, reader: GatheredReader) -> None:
+        """All of the reader's request is freed."""
 
     def fail_request(self, request_id: str, error: PagedError) -> None:
         """End this request with the error, if it is live."""

@@ -1,13 +1,12 @@
-"""Many generations in one call. Each is a task, which sleeps from its request's way into the engine to its end; what is
-new of all of them is said in one message, as soon as the one before has gone."""
+"""Many generations in one call. Each has a task on its request's way into the engine, and then none; what is new of all
+of them is said in one message, as soon as the one before has gone."""
 
 import asyncio
 import functools
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, closing
+from contextlib import closing
 
-import grpc.aio
 from google.rpc import status_pb2  # type: ignore[import-untyped]
 
 from paged.v1 import inference_pb2
@@ -16,7 +15,8 @@ from scheduler_svc.api.call_limits import GENERATE_MANY, CallLimits
 from scheduler_svc.api.deadline import Deadline
 from scheduler_svc.api.engine_face import Engine
 from scheduler_svc.api.responses import fill, merge
-from scheduler_svc.errors import FieldViolation, InvalidRequest
+from scheduler_svc.errors import FieldViolation, InvalidRequest, PagedError
+from scheduler_svc.gathering import GatheredReader
 from scheduler_svc.requests import Delta, GenerationRequest
 
 IDLE_S = 30.0  # that a call may be without a generation
@@ -30,14 +30,15 @@ Accept = Callable[[inference_pb2.GenerateRequest, Deadline], Awaitable[Generatio
 
 
 class _Generation:
-    """One of them, as it is said. `held` is for samples that are said in one piece each, at its end."""
+    """One that is in the engine. `held` is for samples that are said in one piece each, at its end."""
 
-    __slots__ = ("_request_id", "held", "number")
+    __slots__ = ("_is_named", "held", "num_bytes", "reader")
 
-    def __init__(self, number: int, request: GenerationRequest) -> None:
-        self.number = number
-        self._request_id = request.request_id  # until it has been said
-        self.held: dict[int, list[Delta]] | None = None if request.streams else {}
+    def __init__(self, reader: GatheredReader, num_bytes: int, *, streams: bool) -> None:
+        self.reader = reader
+        self.num_bytes = num_bytes  # of its request
+        self.held: dict[int, list[Delta]] | None = None if streams else {}
+        self._is_named = False  # the client knows the request's id
 
     def whole_with(self, delta: Delta) -> Delta | None:
         """The sample, if this is the last of its deltas."""
@@ -48,11 +49,11 @@ class _Generation:
         return None if delta.finish is None else merge(self.held.pop(delta.index))
 
     def say(self, delta: Delta, update: inference_pb2.GenerationUpdate, *, is_last: bool) -> None:
-        update.number = self.number
+        update.number = self.reader.number
         response = update.response
-        if self._request_id:
-            response.request_id = self._request_id
-            self._request_id = ""
+        if not self._is_named:
+            response.request_id = self.reader.request_id
+            self._is_named = True
         fill(response, delta)
         if is_last:
             update.end.SetInParent()
@@ -67,16 +68,16 @@ class ManyGenerations:
         accept: Accept,
         limits: CallLimits,
         max_request_s: float,
-        context: grpc.aio.ServicerContext,
     ) -> None:
         self._engine = engine
         self._accept = accept
         self._limits = limits
         self._max_request_s = max_request_s
-        self._context = context
         self._gathering = engine.gathering()
-        self._tasks: dict[int, asyncio.Task[None]] = {}  # by the client's number, until all of it is freed
-        self._generations: dict[str, _Generation] = {}  # by the request's id, while it is in the engine
+        # By the client's number: those on their way into the engine, and those that are there.
+        self._opening: dict[int, asyncio.Task[None]] = {}
+        self._generations: dict[int, _Generation] = {}
+        self._over: list[GatheredReader] = []  # of these, to be freed as soon as others have had a turn
         self._whole: inference_pb2.GenerationUpdate | None = None  # that leaves in a message of its own
         self._ends: deque[tuple[int, status_pb2.Status]] = deque()  # of those that have failed, to be told
         self._has_told = asyncio.Event()  # some of them
@@ -104,7 +105,7 @@ class ManyGenerations:
                         self._gathering.note_sending()
                         yield message
                         self._gathering.note_sent()
-                elif self._tasks:
+                elif self._opening or self._generations:
                     await self._gathering.news(None)
                 elif self._has_all or self._is_closing or not await self._gathering.news(IDLE_S):
                     return
@@ -113,9 +114,12 @@ class ManyGenerations:
             self._is_over = True
             self._has_told.set()
             self._gathering.close()
-            for task in self._tasks.values():
+            for number in list(self._generations):
+                self._free(number)
+            opening = list(self._opening.values())
+            for task in opening:
                 task.cancel()
-            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            await asyncio.gather(*opening, return_exceptions=True)
             receiving.add_done_callback(_look_at)
 
     async def _receive(self, requests: AsyncIterator[inference_pb2.GenerateManyRequest]) -> None:
@@ -138,45 +142,81 @@ class ManyGenerations:
         if action is None:
             raise InvalidRequest(FieldViolation("action", "is unset; give generate or cancel"))
         if action == "cancel":
-            if request.number in self._tasks:
-                self._tasks[request.number].cancel()
+            if request.number in self._opening:
+                self._opening[request.number].cancel()
+            self._free(request.number)  # its task may have ended just now
             return
         if request.number <= self._last_number:
             found = f"is {request.number}; generations of a call have rising numbers, and the last was"
             raise InvalidRequest(FieldViolation("number", f"{found} {self._last_number}"))
         self._last_number = request.number
-        task = self._tasks[request.number] = asyncio.create_task(self._generate(request))
-        task.add_done_callback(functools.partial(self._note_end, request.number))
+        task = self._opening[request.number] = asyncio.create_task(self._begin(request))
+        task.add_done_callback(functools.partial(self._note_begun, request.number))
 
-    def _note_end(self, number: int, _task: object) -> None:
-        del self._tasks[number]
-        if not self._tasks:
+    def _note_begun(self, number: int, _task: object) -> None:
+        del self._opening[number]
+        self._wake_if_idle()
+
+    def _wake_if_idle(self) -> None:
+        if not (self._opening or self._generations):
             self._gathering.wake()
 
-    async def _generate(self, request: inference_pb2.GenerateManyRequest) -> None:
-        number = request.number
+    async def _begin(self, request: inference_pb2.GenerateManyRequest) -> None:
+        number, num_bytes = request.number, request.ByteSize()
         try:
-            self._limits.enter(self._context)
+            self._limits.take(num_bytes)
+        except PagedError as error:
+            self._fail(number, error)
+            return
+        try:
             timeout_s = request.timeout_ms / 1000 if request.HasField("timeout_ms") else None
             deadline = Deadline.within(timeout_s, self._max_request_s)
-            with self._limits.holding(request.ByteSize()):
-                generation = await self._accept(request.generate, deadline)
-                del request
-                await self._answer(_Generation(number, generation), generation, deadline)
-        except Exception as error:  # noqa: BLE001 - logged, and told as a reference number
-            self._ends.append((number, status_of(error, GENERATE_MANY)))
-            self._gathering.wake()
+            accepted = await self._accept(request.generate, deadline)
+            reader = await self._enter(accepted, deadline)
+        except BaseException as error:
+            self._limits.give_back(num_bytes)
+            if not isinstance(error, Exception):
+                raise
+            self._fail(number, error)
+            return
+        reader.number = number
+        self._generations[number] = _Generation(reader, num_bytes, streams=accepted.streams)
+        if self._is_over:
+            self._free(number)
+        elif reader.is_over:  # it has failed meanwhile
+            self._note_over(reader)
 
-    async def _answer(self, said: _Generation, request: GenerationRequest, deadline: Deadline) -> None:
-        async with AsyncExitStack() as stack:
-            gathered = self._engine.gathered(request, self._gathering)
-            reader = await deadline.bounded(stack.enter_async_context(gathered))
-            reader.number = said.number
-            self._generations[request.request_id] = said
-            stack.callback(self._generations.pop, request.request_id)
-            expiry = deadline.call(lambda: self._engine.fail_request(request.request_id, deadline.error()))
-            stack.callback(expiry.cancel)
-            await reader.until_over()
+    async def _enter(self, request: GenerationRequest, deadline: Deadline) -> GatheredReader:
+        entering = self._engine.gathered(request, self._gathering)
+        # Whatever else it waits for, the engine sees to its deadline.
+        return await (deadline.bounded(entering) if request.echo else entering)
+
+    def _fail(self, number: int, error: Exception) -> None:
+        """It is over, and its client will be told why."""
+        self._ends.append((number, status_of(error, GENERATE_MANY)))
+        self._gathering.wake()
+
+    def _note_over(self, reader: GatheredReader) -> None:
+        if reader.number not in self._generations:
+            return  # on its way into the engine, and `_begin` sees to it
+        if reader.error is not None:
+            self._fail(reader.number, reader.error)
+        if not self._over:
+            asyncio.get_running_loop().call_soon(self._free_over)
+        self._over.append(reader)
+
+    def _free_over(self) -> None:
+        over, self._over = self._over, []
+        for reader in over:
+            self._free(reader.number)
+
+    def _free(self, number: int) -> None:
+        """Nothing more is said of it. Harmless if it is not there."""
+        generation = self._generations.pop(number, None)
+        if generation is not None:
+            self._engine.leave(generation.reader)
+            self._limits.give_back(generation.num_bytes)
+            self._wake_if_idle()
 
     @property
     def _has_something(self) -> bool:
@@ -207,7 +247,10 @@ class ManyGenerations:
                     response.token_ids.extend(token_ids)
                     num_bytes += MOST_BYTES * (len(delta[0]) + len(token_ids))
                 else:
-                    num_bytes += self._say(self._generations[reader.request_id], delta, message, is_last=reader.is_over)
+                    if delta is not None:
+                        num_bytes += self._say(self._generations[reader.number], delta, message, is_last=reader.is_over)
+                    if reader.is_over:
+                        self._note_over(reader)
                 if num_bytes >= FULL_BYTES or self._whole is not None:
                     break
         if message.updates or message.closing:

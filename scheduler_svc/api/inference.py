@@ -56,7 +56,7 @@ class InferenceServicer(GeneratingServicer, inference_pb2_grpc.InferenceServiceS
     async def GenerateMany(
         self, requests: AsyncIterator[inference_pb2.GenerateManyRequest], context: grpc.aio.ServicerContext
     ) -> AsyncGenerator[inference_pb2.GenerateManyResponse, None]:
-        many = ManyGenerations(self._engine, self._accepted, self._limits, self._settings.max_request_s, context)
+        many = ManyGenerations(self._engine, self._accepted, self._limits, self._settings.max_request_s)
         self._many.add(many)
         try:
             async with aclosing(many.messages(requests)) as messages:

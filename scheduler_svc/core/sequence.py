@@ -1,8 +1,9 @@
 """A sequence: the tokens of one answer in the making, and where they stand."""
 
 import enum
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 if TYPE_CHECKING:
     from scheduler_svc.core.beam_group import BeamGroup
@@ -51,6 +52,8 @@ class Rank(NamedTuple):
 
 
 UNRANKED = Rank(0.0, 0, 0)
+NEUTRAL = Sampling()
+NO_LOGPROBS = cast(list["TokenLogprobs"], ())  # to which nobody can add any
 
 
 class EndReason(enum.Enum):
@@ -67,15 +70,16 @@ class Sequence:
     """One answer in the making. Created by the engine, then changed by the scheduler alone.
 
     `token_ids` holds prompt and output; `num_prompt` tells where the output begins. The list may be others', too: it is
-    copied when the sequence first enters a row. `logprobs` has one entry for each output token where asked for.
-    `held` are the other samples of the request while they are HELD. One that is a beam, or stands for all beams of a
-    search, has its `group`.
+    copied when the sequence first enters a row. `logprobs` has one entry for each output token where asked for; where
+    not it is no list, since each small object of thousands of sequences keeps some of what others leave. `held` are the
+    other samples of the request while they are HELD. One that is a beam, or stands for all beams of a search, has its
+    `group`.
     """
 
     request_id: str
     token_ids: list[int]
     max_tokens: int | None = None  # of output; None: as many as model and memory allow
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: Sampling = NEUTRAL
     end_token_ids: tuple[int, ...] = ()
     cache_salt: str = ""
     bypass_cache: bool = False  # neither finds cached prefixes nor is found as one
@@ -99,17 +103,21 @@ class Sequence:
     alone: bool = False  # computed in steps of its own, until the engine has seen it get a token
     stretched: bool = False  # its keys are those of a sequence longer than the lease's rope_switch_len
     num_cached: int | None = None  # prompt tokens found in the prefix cache at first admission
-    held: list["Sequence"] = field(default_factory=list)
+    held: Items["Sequence"] = ()
     group: "BeamGroup | None" = None
     score: float | None = None  # of an answer of a beam search
-    logprobs: list["TokenLogprobs"] = field(default_factory=list)
-    prompt_logprobs: list["TokenLogprobs"] = field(default_factory=list)  # of all prompt tokens but the first, so far
+    logprobs: list["TokenLogprobs"] = NO_LOGPROBS
+    prompt_logprobs: list["TokenLogprobs"] = NO_LOGPROBS  # of all prompt tokens but the first, so far
     block_hashes: BlockHashes = field(
         default_factory=BlockHashes
     )  # of the full blocks of token_ids, as far as computed
 
     def __post_init__(self) -> None:
         self.num_prompt = self.num_prompt or len(self.token_ids)
+        if self.sampling.logprobs is not None:
+            self.logprobs = []
+        if self.sampling.prompt_logprobs is not None:
+            self.prompt_logprobs = []
 
     @property
     def num_sent(self) -> int:

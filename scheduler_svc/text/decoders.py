@@ -18,6 +18,7 @@ from scheduler_svc.text.window_decoder import WindowDecoder
 MAX_HELD_BYTES = 32
 _BROKEN = "\ufffd"
 _UTF8_DECODER = codecs.getincrementaldecoder("utf-8")
+_decode_begin = codecs.utf_8_decode
 
 
 class IncrementalDecoder(Protocol):
@@ -99,13 +100,11 @@ def _byte_fallback(steps: list[Any]) -> tuple[str, str, str, int] | None:
 class ByteLevelDecoder:
     """Tokens are bytes; a character is final once its last byte is there, or it is known never to come."""
 
-    __slots__ = ("_decode", "_of", "_table", "_utf8")
+    __slots__ = ("_held", "_table")
 
     def __init__(self, table: ByteLevelTable) -> None:
         self._table = table
-        self._of = table.__getitem__
-        self._utf8 = _UTF8_DECODER("replace")
-        self._decode = self._utf8.decode
+        self._held = b""  # the beginning of a character
 
     def prime(self, prompt_ids: Sequence[int]) -> None:
         # An unfinished character has at most three bytes.
@@ -117,11 +116,12 @@ class ByteLevelDecoder:
         self._decode(tail)
 
     def push(self, ids: Sequence[int]) -> str:
+        table = self._table
         try:
-            data = self._of(ids[0]) if len(ids) == 1 else b"".join(map(self._of, ids))
+            data = table[ids[0]] if len(ids) == 1 else b"".join(map(table.known, ids))
         except IndexError:  # of logits there may be more than of tokens
-            data = b"".join(map(self._table.of, ids))
-        if data.isascii() and not self._utf8.buffer:  # most of it, and a third of the time
+            data = b"".join(map(table.of, ids))
+        if data.isascii() and not self._held:  # most of it, and a third of the time
             return data.decode("ascii")
         return self._decode(data)
 
@@ -129,7 +129,13 @@ class ByteLevelDecoder:
         return ""
 
     def rest(self) -> str:
-        return self._utf8.getstate()[0].decode("utf-8", "replace")
+        return self._held.decode("utf-8", "replace")
+
+    def _decode(self, data: bytes) -> str:
+        data = self._held + data
+        text, num_used = _decode_begin(data, "replace", False)
+        self._held = data[num_used:]
+        return text
 
 
 class ByteFallbackDecoder:

@@ -1,9 +1,16 @@
 """The text of one sequence, as its tokens come."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 from scheduler_svc.text.tokenizer import Tokenizer
 from scheduler_svc.text.window_decoder import common_prefix_length
+
+
+class Pushed(Protocol):
+    """What takes tokens, and gives the text that they make final."""
+
+    def push(self, ids: Sequence[int]) -> str: ...
 
 
 class Detokenizer:
@@ -16,26 +23,25 @@ class Detokenizer:
     characters that were good when they were delivered; here they stay.)
     """
 
-    __slots__ = ("_decoder", "_push", "_text_of_prompt")
+    __slots__ = ("_decoder", "_text_of_prompt")
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], skip_special_tokens: bool = True) -> None:
         self._decoder = tokenizer.new_decoder(skip_special_tokens)
         self._decoder.prime(prompt_ids)
-        self._push = self._decoder.push
         self._text_of_prompt = self._decoder.rest()  # text that the decoder holds and decode(prompt) has as well
 
     def push(self, ids: Sequence[int]) -> str:
         """The text that has become final with these tokens."""
-        text = self._push(ids)
+        text = self._decoder.push(ids)
         if self._text_of_prompt and text:
             text = self._beyond_prompt(text)
             self._text_of_prompt = ""
         return text
 
     @property
-    def quickest_push(self) -> Callable[[Sequence[int]], str]:
-        """`push`, without a look at the prompt where that leaves nothing to look at."""
-        return self.push if self._text_of_prompt else self._push
+    def quickest(self) -> Pushed:
+        """Whose `push` is the same, without a look at the prompt where that leaves nothing to look at."""
+        return self if self._text_of_prompt else self._decoder
 
     def pending(self) -> str:
         """Finished characters that are held back because the next token could still break them. Mostly empty."""

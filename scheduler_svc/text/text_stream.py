@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from scheduler_svc.text.detokenizer import Detokenizer
+from scheduler_svc.text.detokenizer import Detokenizer, Pushed
 from scheduler_svc.text.stop_strings import Scan, StopStringFinder
 from scheduler_svc.text.tokenizer import Tokenizer
 
@@ -28,6 +28,14 @@ class TextStream:
     the detokenizer would wait for the next token to be sure of a character.
     """
 
+    __slots__ = (
+        "_detokenizer",
+        "_finder",
+        "_num_unsearched",
+        "_num_unsearched_chars",
+        "_stop_string",
+    )
+
     def __init__(
         self,
         tokenizer: Tokenizer,
@@ -38,11 +46,15 @@ class TextStream:
         skip_special_tokens: bool = True,
     ) -> None:
         self._detokenizer = Detokenizer(tokenizer, prompt_ids, skip_special_tokens)
-        self.push_plain = self._detokenizer.quickest_push  # as `push`, where there are no stop strings: the text alone
         self._finder = StopStringFinder(stop_strings, include_stop_string) if stop_strings else None
         self._num_unsearched = min_tokens  # tokens still to come in whose text no stop string is looked for
         self._num_unsearched_chars = 0  # characters of such tokens that the detokenizer still holds
         self._stop_string: str | None = None
+
+    @property
+    def plain(self) -> Pushed:
+        """What gives the text alone, as `push` does, where there are no stop strings."""
+        return self._detokenizer.quickest
 
     @property
     def can_stop(self) -> bool:

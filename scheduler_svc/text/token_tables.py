@@ -52,6 +52,7 @@ class ByteLevelTable(list[bytes]):
             super().__init__(map(self._data, visible.all()))
         else:
             super().__init__(b"" if token is None else data for token, data in zip(visible.all(), whole, strict=True))
+        self.known = self.__getitem__  # of ids below the table's length
 
     def of(self, token_id: int) -> bytes:
         """Of any id, whatever the table's length."""

@@ -2,9 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Any, cast
-
-import grpc.aio
+from typing import cast
 
 from paged.v1 import inference_pb2
 from scheduler_svc.api.call_limits import CallLimits
@@ -50,8 +48,7 @@ async def refuse(_request: object, _deadline: Deadline) -> GenerationRequest:
 
 def refusing(requests: Requests) -> AsyncGenerator[inference_pb2.GenerateManyResponse, None]:
     limits = CallLimits(SchedulerSettings())
-    context: Any = cast(grpc.aio.ServicerContext, None)
-    return ManyGenerations(cast(Engine, Idle()), refuse, limits, 60.0, context).messages(aiter(requests))
+    return ManyGenerations(cast(Engine, Idle()), refuse, limits, 60.0).messages(aiter(requests))
 
 
 async def turns_for_others() -> None:

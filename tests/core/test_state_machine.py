@@ -396,7 +396,7 @@ class Core(RuleBasedStateMachine):
         for sequence in self.sequences:
             prompt, scores = sequence.token_ids[: sequence.num_prompt], sequence.prompt_logprobs
             asked = sequence.sampling.prompt_logprobs is not None
-            assert scores == prompt_scores(tuple(prompt))[: len(scores)]
+            assert list(scores) == prompt_scores(tuple(prompt))[: len(scores)]
             if sequence.num_output:
                 assert len(scores) == (len(prompt) - 1 if asked else 0)
 

@@ -34,7 +34,7 @@ class Room:
         place = self.backlog.enter(asked)
         sequence = Sequence(asked.request_id, asked.prompt_ids, tenant=asked.tenant)
         self.queue.enter(sequence)
-        self.backlog.note_queued(place)
+        self.backlog.note_opened(place)
         return place, sequence
 
 
@@ -48,7 +48,7 @@ def test_sequences_that_wait_are_bounded_whether_or_not_they_are_in_a_queue_yet(
     if ends == "queued":
         room.queue.remove(next(iter(room.queue)))  # admitted: its request goes on, and another may wait
     else:
-        room.backlog.leave(last)
+        room.backlog.note_opened(last)  # and was refused
     room.backlog.enter(request())
 
 
@@ -74,16 +74,17 @@ def test_tokens_that_wait_are_bounded_but_where_nothing_waits_one_request_is_tak
     room.backlog.enter(request(40))
     with pytest.raises(QueueFull):
         room.backlog.enter(request(1))
-    room.backlog.leave(place)
+    room.backlog.leave(place.tenant)
 
 
 def test_a_tenant_has_its_own_limits_and_others_do_not_notice() -> None:
     room = Room(small=TenantLimits(max_requests=2, max_queued_tokens=50))
-    places = [room.queued(request(20, "small"))[0] for _ in range(2)]
+    for _ in range(2):
+        room.queued(request(20, "small"))
     with pytest.raises(QueueFull, match="2 requests at once"):
         room.backlog.enter(request(1, "small"))
     room.backlog.enter(request(20, "other"))
-    room.backlog.leave(places[0])  # though its tokens still wait here
+    room.backlog.leave("small")  # though its tokens still wait here
     with pytest.raises(QueueFull, match="40 tokens of the tenant wait, and it may have 50"):
         room.backlog.enter(request(11, "small"))
     room.backlog.enter(request(10, "small"))
@@ -94,7 +95,7 @@ def test_names_of_tenants_are_not_kept() -> None:
     for number in range(50):
         place, sequence = room.queued(request(3, f"tenant {number}"))
         room.queue.remove(sequence)
-        room.backlog.leave(place)
+        room.backlog.leave(place.tenant)
     assert not room.backlog._live
     assert not room.backlog._opening_tokens
     assert room.backlog._num_opening == 0

@@ -1,6 +1,7 @@
 """Many generations in one call, through a whole system: each as exact, as bounded and as free as if it had its own."""
 
 import asyncio
+import gc
 import random
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -30,6 +31,7 @@ from tests.system.requests import answer, answers, idle_load, mixed_calls, ready
 from tests.system.test_delivery import LONG, SMALL_WINDOW
 
 SOON_S = 60.0
+OBJECTS = 24  # that the collector knows, of a generation; with a task of its own it had 85
 ENDLESS = {"max_tokens": LONG, "ignore_eos": True}
 
 Stub = Callable[..., Any]
@@ -321,6 +323,31 @@ async def test_a_call_without_generations_ends_by_itself(tmp_path: Path, monkeyp
         updates = await read_to_the_end(call)  # without done_writing
         assert updates[1][-1].end.code == 0
         assert await call.code() == grpc.StatusCode.OK
+
+
+async def test_an_open_generation_has_no_task_and_few_objects(tmp_path: Path) -> None:
+    """Thousands are open at once, and what is small keeps memory of what was beside it when it came."""
+    async with served(tmp_path) as (engine, address), generate_many(address) as stub:
+        call = stub()
+
+        async def begin(number: int) -> None:
+            await call.write(begun(number, max_tokens=2000, ignore_eos=True))
+            async with asyncio.timeout(SOON_S):
+                while len(engine._requests) <= number:
+                    await asyncio.sleep(0.001)
+
+        await begin(0)
+        await anext(aiter(call))  # what the call itself has is there
+        gc.collect()
+        num_tasks, num_objects = len(asyncio.all_tasks()), len(gc.get_objects())
+        for number in range(1, 41):
+            await begin(number)
+        gc.collect()
+        assert len(engine._requests) == 41
+        assert len(gc.get_objects()) - num_objects < 40 * OBJECTS
+        assert len(asyncio.all_tasks()) == num_tasks
+        call.cancel()
+        await settled(engine)
 
 
 @pytest.mark.parametrize("leaves", [False, True])
