@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from scheduler_svc.core.placement import Placement
 from scheduler_svc.core.scheduler import Scheduler, scheduler_of
-from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.core.sequence import Sequence, State
 from scheduler_svc.driver import Driver
 from scheduler_svc.served_model import ServedModel
 
@@ -29,8 +29,9 @@ class Dispatch:
 
     def cancel(self, sequence: Sequence) -> None:
         """End the sequence now, wherever it is. Harmless if it has ended."""
-        scheduler_of(sequence).cancel(sequence)
-        self.wake(sequence)
+        if sequence.state is not State.ENDED:
+            scheduler_of(sequence).cancel(sequence)
+            self.wake(sequence)
 
     def wake(self, sequence: Sequence) -> None:
         """Something has changed about it: where it is, plan soon."""

@@ -34,7 +34,7 @@ def check_in_time(
         found = f"its tokens alone take {least_s:.3g} s at least"
         raise DeadlineTooShort(f"the deadline leaves {left_s:.3g} s, and {found}")
     ahead = sum(executor.scheduler.state.queue.num_ahead(sequence) for executor in known)
-    if ahead > MARGIN * drain_rate.most_within(left_s - least_s):
+    if ahead and ahead > MARGIN * drain_rate.most_within(left_s - least_s):
         found = f"{ahead} that wait go before, more than have ever gone in so short a time"
         raise DeadlineTooShort(f"the deadline leaves {left_s:.3g} s, and {found}")
 

@@ -2,7 +2,7 @@
 
 import math
 import random
-import uuid
+import secrets
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -13,7 +13,7 @@ from scheduler_svc.api.choosing import beam_options
 from scheduler_svc.api.grammar import grammar_of
 from scheduler_svc.api.token_rules import Spellings, token_rules
 from scheduler_svc.api.validation import SAMPLING_RANGES, Limits
-from scheduler_svc.core.sequence import Sampling
+from scheduler_svc.core.sequence import NEUTRAL, Sampling
 from scheduler_svc.requests import GenerationRequest
 from scheduler_svc.trace import TRACE
 
@@ -31,7 +31,7 @@ def generation_request(
     deadline. Raises InvalidRequest where what it may draw is not to be had."""
     stop = request.stop
     return GenerationRequest(
-        request_id=request.request_id or uuid.uuid4().hex,
+        request_id=request.request_id or secrets.token_hex(16),
         prompt_ids=prompt_ids,
         sampling=_sampling(request, limits, spellings, defaults),
         model=limits.model,
@@ -56,27 +56,32 @@ def generation_request(
 
 
 def _default_sampling(stated: Mapping[str, float]) -> Sampling:
-    neutral = Sampling()
-    floats: dict[str, Any] = {name: stated.get(name, getattr(neutral, name)) for name in SAMPLING_RANGES}
-    return replace(neutral, **floats, top_k=int(stated.get("top_k", neutral.top_k)))
+    if not stated:
+        return NEUTRAL
+    floats: dict[str, Any] = {name: stated.get(name, getattr(NEUTRAL, name)) for name in SAMPLING_RANGES}
+    return replace(NEUTRAL, **floats, top_k=int(stated.get("top_k", NEUTRAL.top_k)))
 
 
 def _sampling(
     request: inference_pb2.GenerateRequest, limits: Limits, spellings: Spellings, defaults: Mapping[str, float]
 ) -> Sampling:
-    given = request.sampling
-    default = Sampling() if request.HasField("beam") else _default_sampling(defaults)
+    given, stop = request.sampling, request.stop
+    default = NEUTRAL if request.HasField("beam") else _default_sampling(defaults)
     top_k = given.top_k if given.HasField("top_k") else default.top_k
-    floats = {name: getattr(given if given.HasField(name) else default, name) for name in SAMPLING_RANGES}
-    held_back: set[int] = set(request.stop.token_ids) if request.stop.min_tokens else set()
-    if request.stop.min_tokens and not request.stop.ignore_eos:
+    # What is 0 is the same object for all of them: they are kept as long as the request is.
+    floats: dict[str, Any] = {
+        name: getattr(given if given.HasField(name) else default, name) or 0.0 for name in SAMPLING_RANGES
+    }
+    min_tokens = stop.min_tokens
+    held_back: set[int] = set(stop.token_ids) if min_tokens else set()
+    if min_tokens and not stop.ignore_eos:
         held_back.update(limits.eos_token_ids)
     return Sampling(
         **floats,
         # A filter that keeps the whole vocabulary is none, and the executor's columns need not hold larger numbers.
         top_k=top_k if top_k < limits.vocab_size else 0,
         seed=given.seed if given.HasField("seed") else random.getrandbits(64),
-        min_tokens=request.stop.min_tokens,
+        min_tokens=min_tokens,
         logprobs=request.logprobs if request.HasField("logprobs") else None,
         prompt_logprobs=request.prompt_logprobs if request.HasField("prompt_logprobs") else None,
         rules=token_rules(given, spellings, limits.vocab_size, held_back),

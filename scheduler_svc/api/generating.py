@@ -10,7 +10,7 @@ from typing import Any
 import grpc.aio
 import numpy as np
 
-from paged.v1 import inference_pb2
+from paged.v1 import executor_pb2, inference_pb2
 from scheduler_svc.api import validation
 from scheduler_svc.api.accepted import generation_request
 from scheduler_svc.api.caller import CALLER
@@ -18,6 +18,7 @@ from scheduler_svc.api.deadline import Deadline
 from scheduler_svc.api.engine_face import Engine, Model
 from scheduler_svc.api.responses import merge
 from scheduler_svc.api.served import limits_of
+from scheduler_svc.api.validation import Limits
 from scheduler_svc.core.token_ids import TOKEN_IDS
 from scheduler_svc.requests import Delta, GenerationRequest
 from scheduler_svc.settings import SchedulerSettings
@@ -33,6 +34,7 @@ class GeneratingServicer(ABC):
         self._engine = engine
         self._settings = settings
         self._closing: set[asyncio.Future[None]] = set()
+        self._known_limits: tuple[executor_pb2.ModelFacts, Limits] | None = None
 
     @abstractmethod
     async def _begin(self, request: Any, deadline: Deadline) -> tuple[GenerationRequest, Saying]:
@@ -78,6 +80,13 @@ class GeneratingServicer(ABC):
                 expiry.cancel()
             await deltas.aclose()
 
+    def _limits_of(self, model: Model) -> Limits:
+        """Made anew only where the model's facts are others than those of the request before."""
+        facts = model.facts
+        if self._known_limits is None or self._known_limits[0] is not facts:
+            self._known_limits = facts, limits_of(model, self._settings)
+        return self._known_limits[1]
+
     def _close(self, deltas: AsyncGenerator[Delta, None]) -> None:
         closing = asyncio.ensure_future(_closed(deltas))
         self._closing.add(closing)
@@ -88,7 +97,7 @@ class GeneratingServicer(ABC):
         request.tenant = CALLER.get().tenant_of(request.tenant)
         model = self._engine.model(request.model)
         self._engine.check_room(request.tenant)  # before any work for what would be refused
-        limits = limits_of(model, self._settings)
+        limits = self._limits_of(model)
         validation.check_generate(request, limits, has_chat_template=model.has_chat_template)
         cuts = request.HasField("truncate_prompt_tokens")
         if request.WhichOneof("prompt") == "token_ids":

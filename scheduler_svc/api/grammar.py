@@ -35,6 +35,8 @@ def grammar_violations(request: inference_pb2.GenerateRequest) -> list[FieldViol
 
 def grammar_of(request: inference_pb2.GenerateRequest) -> Grammar | None:
     """None where the request has none."""
+    if not request.HasField("grammar"):
+        return None
     match request.grammar.WhichOneof("kind"):
         case None:
             return None

@@ -58,9 +58,9 @@ def fill(response: inference_pb2.GenerateResponse, delta: Delta) -> None:
         response.prompt_token_ids.extend(delta.prompt_token_ids)
         response.prompt_logprobs.extend(map(_logprobs, delta.prompt_logprobs))
     if delta.finish is not None:
-        response.finish.CopyFrom(_finish(delta.finish))
+        _fill_finish(response.finish, delta.finish)
     if delta.usage is not None:
-        response.usage.CopyFrom(_usage(delta.usage))
+        _fill_usage(response.usage, delta.usage)
     if delta.score is not None:
         response.score = delta.score
 
@@ -71,17 +71,18 @@ def _logprobs(entry: TokenLogprobs) -> inference_pb2.TokenLogprobs:
     )
 
 
-def _finish(finish: Finish) -> inference_pb2.Finish:
+def _fill_finish(said: inference_pb2.Finish, finish: Finish) -> None:
     if finish.by_length:
-        return inference_pb2.Finish(reason=inference_pb2.FINISH_REASON_LENGTH)
-    return inference_pb2.Finish(
-        reason=inference_pb2.FINISH_REASON_STOP, token_id=finish.token_id, stop_string=finish.stop_string
-    )
+        said.reason = inference_pb2.FINISH_REASON_LENGTH
+        return
+    said.reason = inference_pb2.FINISH_REASON_STOP
+    if finish.token_id is not None:
+        said.token_id = finish.token_id
+    if finish.stop_string is not None:
+        said.stop_string = finish.stop_string
 
 
-def _usage(usage: Usage) -> inference_pb2.Usage:
-    return inference_pb2.Usage(
-        prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.completion_tokens,
-        cached_tokens=usage.cached_tokens,
-    )
+def _fill_usage(said: inference_pb2.Usage, usage: Usage) -> None:
+    said.SetInParent()
+    said.prompt_tokens, said.completion_tokens = usage.prompt_tokens, usage.completion_tokens
+    said.cached_tokens = usage.cached_tokens

@@ -27,6 +27,8 @@ Spellings = Sequence[Sequence[Sequence[int]]]
 
 def rule_violations(sampling: inference_pb2.SamplingParams, vocab_size: int) -> list[FieldViolation]:
     """What shows before bad words are tokenized."""
+    if not _has_rules(sampling):
+        return []
     return [
         *_too_many("sampling.logit_bias", len(sampling.logit_bias), MAX_LOGIT_BIASES),
         *_too_many("sampling.allowed_token_ids", len(sampling.allowed_token_ids), MAX_ALLOWED_TOKEN_IDS),
@@ -46,6 +48,8 @@ def token_rules(
     """The rules of parameters in which `rule_violations` finds nothing. `held_back` are the end tokens that min_tokens
     keeps from being drawn for a while. Raises InvalidRequest for words that cannot be had, or if nothing may be left.
     """
+    if not (spellings or _has_rules(sampling)):
+        return NO_RULES
     violations = [
         FieldViolation(f"sampling.bad_words[{i}]", problem)
         for i, word in enumerate(spellings)
@@ -64,6 +68,10 @@ def token_rules(
         reason = "each of these ids ends a bad word or sequence, or is an end token that stop.min_tokens holds back"
         raise InvalidRequest(FieldViolation(field, f"could leave nothing to draw: {reason}; allow one more"))
     return TokenRules(tuple((entry.token_id, entry.bias) for entry in sampling.logit_bias), allowed, tuple(banned))
+
+
+def _has_rules(sampling: inference_pb2.SamplingParams) -> bool:
+    return bool(sampling.logit_bias or sampling.allowed_token_ids or sampling.bad_words or sampling.bad_token_sequences)
 
 
 def _too_many(field: str, count: int, most: int) -> list[FieldViolation]:

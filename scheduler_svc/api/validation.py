@@ -156,6 +156,8 @@ def check_one_message(request: inference_pb2.GenerateRequest, num_prompt: int, l
 
 
 def _name_violations(field: str, name: str, most_chars: int) -> list[FieldViolation]:
+    if not name:
+        return []
     if len(name) > most_chars:
         return [FieldViolation(field, f"has {len(name)} characters, above the limit of {most_chars}")]
     if not (name.isascii() and name.isprintable()):
@@ -236,7 +238,8 @@ def _stop_violations(stop: inference_pb2.StopConditions, limits: Limits) -> list
         violations.append(
             FieldViolation("stop.min_tokens", f"is {stop.min_tokens}, more than the {most} that {reason}")
         )
-    return violations + _stop_string_violations(stop.strings) + _stop_token_violations(stop.token_ids, limits)
+    violations += _stop_string_violations(stop.strings) if stop.strings else []
+    return violations + (_stop_token_violations(stop.token_ids, limits) if stop.token_ids else [])
 
 
 def _stop_string_violations(strings: Sequence[str]) -> list[FieldViolation]:

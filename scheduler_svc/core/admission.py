@@ -59,7 +59,7 @@ class AdmissionQueue:
 
     def num_ahead(self, sequence: Sequence) -> int:
         """How many would wait before this new one."""
-        return bisect_left(self._waiting, self._accounts.rank_of(sequence), key=_rank)
+        return bisect_left(self._waiting, self._accounts.rank_of(sequence), key=_rank) if self._waiting else 0
 
     def settle(self, sequence: Sequence) -> None:
         """A sequence that was ranked ends: its tenant's account gets what it used for what it has asked for."""

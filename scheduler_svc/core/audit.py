@@ -46,6 +46,7 @@ def audit(state: CoreState) -> None:
         _require(not sequence.masked or columns.in_flight[row] <= 1, f"row {row}: drawn twice by one mask")
     num_masked = sum(state.sequence_in(row).masked for row in rows)
     _require(columns.num_masked == num_masked, "the number of masked rows is off")
+    _require(columns.num_running == len(rows), "the number of running rows is off")
     _require(columns.num_sharing == int(columns.shares_tail.sum()), "the number of sharing rows is off")
     held = sum(s.state is State.HELD for leader in [*state.queue, *state.leaders] for s in leader.held)
     _require(state.num_held == held, "held sequences are not those of who runs or waits")

@@ -38,6 +38,7 @@ class SequenceColumns:
         self.end_ids = np.full((size, 2), NO_TOKEN, np.int32)
         self.block_table = np.zeros((size, NARROWEST), np.int32)
         self.sequence: list[Sequence | None] = [None] * size
+        self.num_running = 0
         self._free: list[int] = []
         self._leased: set[int] = set()
         self.lend(row_ids)
@@ -107,6 +108,7 @@ class SequenceColumns:
         self.num_masked += sequence.masked
         self.num_blocks[row] = 0
         self._append(row, blocks)
+        self.num_running += 1
         self._running = None
         return row
 
@@ -119,6 +121,7 @@ class SequenceColumns:
         self.num_blocks[row] = 0
         self.sequence[row] = None
         self._free.append(row)
+        self.num_running -= 1
         self._running = None
         if len(self._free) == len(self._leased) and self.block_table.nbytes > KEPT_BYTES:
             self.block_table = np.zeros((len(self.tenancy), NARROWEST), np.int32)

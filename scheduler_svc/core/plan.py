@@ -44,11 +44,11 @@ class Lease:
     rope_switch_len: int = 0
     # Of a session that has the executor to itself; at least what is lent here.
     most_lent: Amounts = NO_AMOUNTS
+    most: Amounts = field(init=False)  # the largest lease there is
 
-    @property
-    def most(self) -> Amounts:
-        """The largest lease there is."""
-        return Amounts(*map(max, self.most_lent, (len(self.block_ids), len(self.row_ids), self.tokens_per_step)))
+    def __post_init__(self) -> None:
+        own = len(self.block_ids), len(self.row_ids), self.tokens_per_step
+        object.__setattr__(self, "most", Amounts(*map(max, self.most_lent, own)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ delimited by its length, so that different meanings can never give the same byte
 """
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from hashlib import sha256
 
 from scheduler_svc.core.block_hashes import BlockHashes
@@ -15,6 +16,7 @@ from scheduler_svc.core.hash_index import HashIndex
 from scheduler_svc.core.prefix_tree import Links
 
 
+@lru_cache(256)
 def root_hash(**extra: str) -> bytes:
     """H_0 for these extra keys; one that is empty is the same as none."""
     digest = sha256()

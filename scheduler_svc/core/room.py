@@ -88,6 +88,8 @@ class Room:
         """How many blocks it lacks beyond the reserve; kept for `_lacking`."""
         pool, hashes, num_hits = self._state.cache.pool, sequence.block_hashes, len(need.hits)
         lacking = need.blocks + need.growth + self.spared - pool.num_free
+        if lacking + self.reserve <= 0:
+            return lacking  # it starts
         missing = hashes[num_hits] if num_hits < len(hashes) else None
         self._stuck = _Stuck(sequence.rank, pool, lacking, pool.num_freed, missing)
         return lacking

@@ -113,7 +113,7 @@ class CoreState:
 
     @property
     def num_running(self) -> int:
-        return len(self.columns.running_rows())
+        return self.columns.num_running
 
     @property
     def leaves_some_waiting(self) -> bool:
@@ -227,7 +227,7 @@ class CoreState:
             if sample.state is State.HELD:
                 self.part(sample, leader, State.WAITING)
                 self.queue.push(sample)
-        leader.held = []
+        leader.held = ()
 
     def part(self, sample: Sequence, leader: Sequence, state: State) -> None:
         """A held sample becomes a sequence like any other, with what its leader knows of the prompt."""
