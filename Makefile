@@ -10,7 +10,7 @@ STUBS := paged/v1/inference_pb2.py
 MODEL ?=
 ARGS ?=
 
-.PHONY: venv demo test lint docs protos publish-protos lock
+.PHONY: venv demo test test-plain test-services lint docs protos publish-protos lock
 
 venv: $(INSTALLED) $(STUBS)
 
@@ -30,8 +30,22 @@ protos: $(INSTALLED)
 demo: venv
 	$(BIN)/paged demo $(if $(MODEL),--model "$(MODEL)")
 
+# Tests of these call no services and measure no time: two processes run them; others have the machine to themselves.
+PLAIN := tests/kernels $(addprefix tests/model/test_,families.py fused.py parallel.py real_model.py) tests/core tests/text
+
 test: venv
+ifeq ($(ARGS),)
+	$(MAKE) test-plain
+	$(MAKE) test-services
+else
 	$(BIN)/python -m pytest $(ARGS)
+endif
+
+test-plain: venv
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PLAIN)
+
+test-services: venv
+	$(BIN)/python -m pytest $(PLAIN:%=--ignore=%)
 
 lint: venv
 	$(BIN)/ruff check .

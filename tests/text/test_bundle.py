@@ -42,6 +42,7 @@ def test_files_come_out_as_they_went_in() -> None:
         (zipped({f"{i}": b"" for i in range(MAX_ENTRIES + 1)}), "files; the limit is"),
         (zipped({"a": b"x"}, zipfile.ZIP_LZMA), "neither stored nor deflated"),
     ],
+    ids=["empty", "nonsense", "cut off", "too many files", "another compression"],
 )
 def test_what_is_not_a_small_sound_zip_is_refused(data: bytes, reason: str) -> None:
     with pytest.raises(BadBundle, match=reason):
