@@ -2,17 +2,21 @@
 
 For each number of rows and shape [outputs]x[inputs] (those of a Qwen3 0.6B unless told otherwise) it measures, in
 turns: the native product, torch's F.linear, oneDNN with its own packing, and the two limits with the same threads:
-reading as many bytes as the weight has, and bf16 dot products on registers. Weights rotate over 400 MB, so that they
-come from memory. `of limit` is the time that the slower limit takes over the product's; `over torch` and `over oneDNN`
-are their times over the product's; all are medians of neighbours in time. With `--int8` the product has int8 weights.
+reading as many bytes as the weight has, and multiplying on registers as the native product does (csrc/dot_rate.h):
+tiles, dot products of bf16, or fp32. oneDNN packs bf16 only for CPUs with instructions for it; on others the product
+stands beside F.linear of rows and weights kept in fp32 instead. Weights rotate over 400 MB, so that they come from
+memory. `of limit` is the time that the slower limit takes over the product's; `over torch`, `over oneDNN` and `over
+fp32` are their times over the product's; all are medians of neighbours in time. With `--int8` the product has int8
+weights.
 """
 
 import argparse
 import json
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from statistics import median
 
 import torch
@@ -25,7 +29,7 @@ from kernels.cpu.library import ops
 ROWS = (1, 4, 16, 64, 256, 1024)
 SHAPES = ("4096x1024", "1024x2048", "6144x1024", "1024x3072", "151936x1024")
 ROTATED_BYTES = 400 << 20
-PROBE_ROUNDS = 100_000
+PROBE_SECONDS = 2e-3  # of what multiplies on registers, at least: its first tenths of a millisecond are slower
 SECONDS = 0.6  # of each measurement, about
 MAX_OUTPUT_BYTES = 64 << 20  # wider outputs are not made: nobody wants the logits of a whole prompt
 
@@ -39,7 +43,8 @@ class Figures:
     gigabytes: float
     of_limit: float
     over_torch: float
-    over_onednn: float
+    over_onednn: float | None  # both as _others gives them
+    over_fp32: float | None
     over_bf16: float | None  # of int8
 
 
@@ -47,7 +52,9 @@ def main() -> None:
     args = _arguments()
     torch.set_grad_enabled(False)
     log = sys.stderr if args.json else sys.stdout
-    print("rows  shape          ms     TFLOP/s  GB/s   of limit  over torch  over oneDNN  over bf16", file=log)
+    print(
+        "rows  shape          ms     TFLOP/s  GB/s   of limit  over torch  over oneDNN  over fp32  over bf16", file=log
+    )
     figures = []
     for shape in args.shapes:
         outputs, inputs = map(int, shape.split("x"))
@@ -77,25 +84,23 @@ def _measure(
     packed: Sequence[linear.PackedWeight],
     quantized: Sequence[linear.PackedWeight],
 ) -> Figures:
-    native = ops()
+    native, probe_rounds = ops(), _probe_rounds()
     x = torch.randn(rows, weights[0].shape[1]).to(torch.bfloat16)
     flops, num_bytes = 2 * rows * weights[0].numel(), weights[0].nbytes
     works: dict[str, list[Callable[[], object]]] = {
         "native": [partial(linear.linear, x, weight) for weight in packed],
         "read": [partial(native.read_bandwidth_probe, weight) for weight in [*weights[1:], weights[0]]],
-        "dot": [partial(native.dot_rate_probe, PROBE_ROUNDS)],
+        "dot": [partial(native.dot_rate_probe, probe_rounds)],
         "torch": [partial(F.linear, x, weight) for weight in weights],
+        **_others(x, weights),
     }
-    onednn = [torch.ops.mkldnn._reorder_linear_weight(weight, rows) for weight in weights]
-    packed_linear = torch.ops.mkldnn._linear_pointwise
-    works["onednn"] = [partial(packed_linear, x, weight, None, "none", [], "") for weight in onednn]
     if quantized:
         works["int8"] = [partial(linear.linear, x, weight) for weight in quantized]
     at_best = max(flops / 1e12, num_bytes / 1e11)
     repeats = max(5, min(100, int(SECONDS / (len(works) * at_best))))
     seconds = take_turns(works, repeats, torch.device("cpu"))
 
-    dot_flops = native.dot_rate_probe(1) * PROBE_ROUNDS
+    dot_flops = native.dot_rate_probe(1) * probe_rounds
     limits = [max(read, dot * flops / dot_flops) for read, dot in zip(seconds["read"], seconds["dot"], strict=True)]
     product = seconds["int8" if quantized else "native"]
     took = median(product)
@@ -107,9 +112,32 @@ def _measure(
         gigabytes=(quantized[0].num_bytes if quantized else num_bytes) / took / 1e9,
         of_limit=_ratio(limits, product),
         over_torch=_ratio(seconds["torch"], product),
-        over_onednn=_ratio(seconds["onednn"], product),
+        over_onednn=_ratio(seconds["onednn"], product) if "onednn" in seconds else None,
+        over_fp32=_ratio(seconds["fp32"], product) if "fp32" in seconds else None,
         over_bf16=_ratio(seconds["native"], product) if quantized else None,
     )
+
+
+@cache
+def _probe_rounds() -> int:
+    """Those of a level differ in what they multiply by a hundred times."""
+    rounds = 10_000
+    while True:
+        began = time.perf_counter()
+        ops().dot_rate_probe(rounds)
+        if time.perf_counter() - began >= PROBE_SECONDS:
+            return rounds
+        rounds *= 2
+
+
+def _others(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> dict[str, list[Callable[[], object]]]:
+    """The fastest products that this CPU is offered elsewhere."""
+    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        packed = [torch.ops.mkldnn._reorder_linear_weight(weight, x.shape[0]) for weight in weights]
+        product = torch.ops.mkldnn._linear_pointwise
+        return {"onednn": [partial(product, x, weight, None, "none", [], "") for weight in packed]}
+    wide_x = x.float()
+    return {"fp32": [partial(F.linear, wide_x, weight.float()) for weight in weights]}
 
 
 def _ratio(of: Sequence[float], to: Sequence[float]) -> float:
@@ -117,22 +145,28 @@ def _ratio(of: Sequence[float], to: Sequence[float]) -> float:
 
 
 def _line(found: Figures) -> str:
-    over_bf16 = "" if found.over_bf16 is None else f"{found.over_bf16:.2f}"
+    over = {
+        name: "" if value is None else f"{value:.2f}"
+        for name, value in (("onednn", found.over_onednn), ("fp32", found.over_fp32), ("bf16", found.over_bf16))
+    }
     return (
         f"{found.rows:4}  {found.shape:12} {found.milliseconds:8.3f}  {found.teraflops:7.2f}  {found.gigabytes:5.0f}"
-        f"  {found.of_limit:9.2f}  {found.over_torch:10.2f}  {found.over_onednn:11.2f}  {over_bf16:>9}"
+        f"  {found.of_limit:9.2f}  {found.over_torch:10.2f}  {over['onednn']:>11}  {over['fp32']:>9}  {over['bf16']:>9}"
     )
 
 
 def _summary(figures: Sequence[Figures]) -> dict[str, dict[str, float]]:
-    """For each number of rows the smallest ratios of all shapes."""
-    rows = sorted({found.rows for found in figures})
+    """For each number of rows the smallest ratios of all shapes, of those that there are on this CPU."""
+    names = [
+        name
+        for name in ("of_limit", "over_torch", "over_onednn", "over_fp32")
+        if all(getattr(found, name) is not None for found in figures)
+    ]
     return {
-        str(count): {
-            name: round(min(getattr(found, name) for found in figures if found.rows == count), 3)
-            for name in ("of_limit", "over_torch", "over_onednn")
+        str(rows): {
+            name: round(min(getattr(found, name) for found in figures if found.rows == rows), 3) for name in names
         }
-        for count in rows
+        for rows in sorted({found.rows for found in figures})
     }
 
 
