@@ -360,7 +360,8 @@ class Engine:
     def _end_expired(self, now: float) -> None:
         if now >= self._expiries.next_at:
             for request_id in self._expiries.due(now):
-                self.fail_request(request_id, DeadlineExceeded("the time that the request had is over"))
+                found = "the deadline of the request, its own or the server's limit (max_request_s), has passed"
+                self.fail_request(request_id, DeadlineExceeded(found))
 
     def fail(self, sequence: Sequence, error: PagedError) -> None:
         self._fail(self._requests[sequence.request_id], error)
