@@ -288,7 +288,7 @@ class SimulatedRunner:
 
 
 def _wait_until(moment: float) -> None:
-    """Sleep up to a moment of perf_counter; the last stretch, at most a millisecond, is waited out awake."""
+    """Sleep up to a moment of perf_counter; the last stretch, at most a fifth of a millisecond, is waited out awake."""
     while (left := moment - time.perf_counter()) > 0:
-        if left > 1e-3:
-            time.sleep(left - 5e-4)
+        if left > 2e-4:
+            time.sleep(left - 1e-4)
