@@ -14,6 +14,21 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def has_one_address(target: str) -> bool:
+    """Whether gRPC can find no more than one server by this target. A name may stand for any number of them."""
+    scheme, colon, rest = target.partition(":")
+    if colon and scheme in ("unix", "unix-abstract"):
+        return True
+    if colon and scheme in ("ipv4", "ipv6"):
+        return "," not in rest
+    host = target.removeprefix("dns:").rpartition("/")[2].rpartition(":")[0]
+    try:
+        ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return True
+
+
 def is_local_endpoint(endpoint: str) -> bool:
     """The same of ZeroMQ's tcp://HOST:PORT and ipc://PATH. A path without a file (ipc://@NAME) is open to everybody."""
     kind, _, place = endpoint.partition("://")

@@ -126,7 +126,7 @@ class Client:
             given=channel_options,
         )
         self._inference: Any = inference_pb2_grpc.InferenceServiceStub(self._channel)
-        self._many = Many(self._inference.GenerateMany) if share_calls else None
+        self._many = Many(self._inference.GenerateMany, address) if share_calls else None
         self._is_closed = False
         self._control: Any = control_pb2_grpc.ControlServiceStub(self._channel)
 

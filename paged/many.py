@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from paged.addresses import has_one_address
 from paged.errors import (
     DETAILS_KEY,
     DeadlineExceededError,
@@ -24,9 +25,10 @@ from paged.errors import (
 )
 from paged.v1 import inference_pb2
 
-MAX_CALLS = 16
+MAX_CALLS = 12  # equal shares for two, three, four or six schedulers; each costs its messages
 # Later generations begin in new calls: those may go to schedulers that are new. To a new client all may be but the one
-# that was connected first, so its first calls take some for a second, and those after it for three times its age.
+# that was connected first, so its first calls take some for a second, and those after it for three times its age; but
+# not where there is one address alone: each generation of calls that ends its last answers costs its messages.
 MAX_AGE_S = 30.0
 FIRST_AGE_S = 1.0
 # A larger request has a call of its own: one that is too large for the scheduler ends its call, and others would wait
@@ -223,10 +225,11 @@ class _Call:
 
 
 class Many:
-    """The calls of one client. `generate_many` is the stub's."""
+    """The calls of one client. `generate_many` is the stub's, `target` what it is connected to."""
 
-    def __init__(self, generate_many: Callable[..., Any]) -> None:
+    def __init__(self, generate_many: Callable[..., Any], target: str) -> None:
         self._generate_many = generate_many
+        self._first_age_s = MAX_AGE_S if has_one_address(target) else FIRST_AGE_S
         self._calls: list[_Call] = []
         self._began: float | None = None
 
@@ -253,7 +256,7 @@ class Many:
         now = time.monotonic()
         if self._began is None:
             self._began = now
-        return min(max(3 * (now - self._began), FIRST_AGE_S), MAX_AGE_S)
+        return min(max(3 * (now - self._began), self._first_age_s), MAX_AGE_S)
 
     async def close(self) -> None:
         for call in self._calls:

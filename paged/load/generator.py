@@ -61,7 +61,8 @@ class LoadGenerator:
                 METHOD_OF_MANY,
                 request_serializer=inference_pb2.GenerateManyRequest.SerializeToString,
                 response_deserializer=inference_pb2.GenerateManyResponse.FromString,
-            )
+            ),
+            load.target,
         )
         self._cold = set(range(load.streams)) if load.rate is None else set()
         self._warm = asyncio.Event()

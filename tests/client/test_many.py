@@ -9,6 +9,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from paged.addresses import has_one_address
 from paged.client import Client, Retries
 from paged.load.generator import Load, LoadGenerator
 from paged.v1 import inference_pb2, inference_pb2_grpc
@@ -22,12 +23,13 @@ class Scheduler(inference_pb2_grpc.InferenceServiceServicer):
 
     def __init__(self) -> None:
         self.code = grpc.StatusCode.OK
-        self.num_begun = 0
+        self.num_calls = self.num_begun = 0
         self.tokens: list[str] = []  # of those that began
 
     async def GenerateMany(
         self, requests: AsyncIterator[inference_pb2.GenerateManyRequest], context: grpc.aio.ServicerContext
     ) -> AsyncGenerator[inference_pb2.GenerateManyResponse, None]:
+        self.num_calls += 1
         async for request in requests:
             self.num_begun += 1
             self.tokens.append(dict(context.invocation_metadata() or ()).get("authorization", ""))
@@ -85,6 +87,37 @@ async def test_a_client_that_is_new_does_not_stay_with_the_scheduler_that_was_co
         while not all(scheduler.num_begun for scheduler in schedulers):
             await ask(client)
             await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("num_schedulers", [1, 2])
+async def test_calls_are_young_at_first_only_where_there_may_be_others_to_go_to(
+    num_schedulers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paged.many.FIRST_AGE_S", 0.0)
+    schedulers = [Scheduler() for _ in range(num_schedulers)]
+    async with AsyncExitStack() as stack, asyncio.timeout(SOON_S):
+        client = await connected(stack, schedulers)
+        for _ in range(2):
+            await ask(client)
+    assert sum(scheduler.num_calls for scheduler in schedulers) == num_schedulers
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("10.0.0.1:50051", True),
+        ("[::1]:50051", True),
+        ("ipv4:10.0.0.1:50051", True),
+        ("dns:///10.0.0.1:50051", True),
+        ("unix:/run/paged", True),
+        ("ipv4:10.0.0.1:50051,10.0.0.2:50051", False),
+        ("scheduler:50051", False),
+        ("localhost:50051", False),
+        ("dns:///scheduler:50051", False),
+    ],
+)
+def test_a_target_has_one_address_where_it_says_so(target: str, expected: bool) -> None:
+    assert has_one_address(target) == expected
 
 
 async def test_what_begins_after_the_token_has_changed_shares_no_call_of_the_one_before(
