@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 SLICE_S = 0.002  # of a turn of the event loop, for text that is made though its reader is behind
 MESSAGES_IN_A_TURN = 16  # so that a result waits for some 2 ms at most; in a row they cost less than one by one
+MESSAGES_BETWEEN_LOOKS = 4  # at what executors have sent
 TURNS_BETWEEN = 2  # what gRPC has to say of a new call takes several
 UNTAKEN_TOKENS = 32  # that may wait in the core for a reader who is behind
 # Streams rest so long that the loop has time for what leaves of all: a message costs as much as ten tokens in it.
@@ -35,7 +36,8 @@ TIMER_S = 0.001  # the event loop's timers know no less, and one that is early w
 
 
 class Delivery:
-    """`take` takes new tokens into an answer, `fail` ends a request with an error.
+    """`take` takes new tokens into an answer, `fail` ends a request with an error. `look` is called between the
+    messages of a turn: it takes a result that has come meanwhile, since its executor may be waiting for the next plan.
 
     A stream of which more than `max_unread_bytes` wait for its reader ends; so does, where all together have more than
     `max_total_unread_bytes`, the one that has most.
@@ -48,11 +50,13 @@ class Delivery:
         max_total_unread_bytes: int,
         take: Callable[[Answer], None],
         fail: Callable[[str, PagedError], None],
+        look: Callable[[], None] = lambda: None,
     ) -> None:
         self._max_unread_bytes = max_unread_bytes
         self._max_total_unread_bytes = max_total_unread_bytes
         self._take = take
         self._fail = fail
+        self._look = look
         self._queue: deque[Answer] = deque()
         self._resting: deque[Answer] = deque()  # in the order in which they have rested enough
         self._gatherings: set[Gathering] = set()
@@ -189,7 +193,7 @@ class Delivery:
         self._has_turn = False
         now = time.perf_counter()
         self._end_rests(now)
-        num_messages, end = 0, now + SLICE_S
+        loop, num_messages, end = asyncio.get_running_loop(), 0, now + SLICE_S
         while self._queue and num_messages < MESSAGES_IN_A_TURN and time.perf_counter() < end:
             answer = self._queue.popleft()
             answer.is_queued = False
@@ -200,6 +204,8 @@ class Delivery:
             if may_leave or answer.cannot_wait(UNTAKEN_TOKENS):
                 self._serve(answer, may_leave)
                 num_messages += may_leave
+                if may_leave and num_messages % MESSAGES_BETWEEN_LOOKS == 0:
+                    loop.call_soon(self._look)  # behind the readers that have been woken, who write then
         self._have_turn(TURNS_BETWEEN)
 
     def _serve(self, answer: Answer, may_leave: bool) -> None:

@@ -70,6 +70,7 @@ class Engine:
             max_total_unread_bytes=settings.max_total_unread_bytes,
             take=self._take,
             fail=self.fail_request,
+            look=self._look,
         )
         self._counts: dict[Outcome, int] = {"finished": 0, "cancelled": 0, "failed": 0}
         self._suspects = Suspects(settings.max_losses)
@@ -351,6 +352,10 @@ class Engine:
 
     def is_late(self) -> bool:
         return self.delivery.is_late
+
+    def _look(self) -> None:
+        for driver in self.fleet.attached:
+            driver.look()
 
     def on_plan(self) -> None:
         now = asyncio.get_running_loop().time()
