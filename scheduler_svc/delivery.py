@@ -91,11 +91,13 @@ class Delivery:
         now = time.perf_counter()
         for sequence in sequences:
             answer: Answer = sequence.owner
+            waits = answer.waits_with_others and sequence.end_reason is None  # most of them, most of the time
             if answer.noted_at is None:
                 answer.noted_at = now
-            elif answer.waits_with_others and sequence.end_reason is None:
-                continue  # most of them, most of the time
-            self._line_up(answer)
+                if waits:
+                    answer.reader.wake()
+            if not waits:
+                self._line_up(answer)
         self.num_streams = len(self._queue) + len(self._resting)
         for gathering in self._gatherings:
             self.num_streams += gathering.num_streams

@@ -386,7 +386,8 @@ class Engine:
     def on_applied(self, applied: Applied) -> None:
         self._suspects.note_tokens(applied.updated)
         self.delivery.note(applied.updated)
-        self.delivery.note(applied.ended)
+        if applied.ended:
+            self.delivery.note(applied.ended)
 
     def on_lost(self, ran: list[Sequence], *, alone: bool) -> None:
         for answer in self._suspects.note_loss(ran, alone=alone):
