@@ -15,6 +15,8 @@ from scheduler_svc.samples import Samples
 # An update in a message with others costs about as much as three tokens in it.
 REST_S_PER_STREAM = 15e-6
 MAX_REST_S = 0.03
+# What is left over waits for the call's next turn, behind all others: more than turns of the loop have otherwise.
+WHOLE_S = 0.004
 # After which a message that is on its way is waited for by no plan, and is so late that texts are made without it.
 SLOW_S, BEHIND_S = 0.01, 0.05
 
@@ -64,7 +66,7 @@ class Gathering:
     def __init__(self, delivery: Delivery) -> None:
         self._delivery = delivery
         self._ready: list[GatheredReader] = []  # in the order in which they came to be
-        self._taking: list[GatheredReader] = []  # those that were ready when the last ones had been taken, last first
+        self._taking: list[GatheredReader] = []  # those that were ready when somebody last took, last first
         self._num_taken = 0  # of these
         self._ready_at = self._taking_at = 0.0  # when the first of them came to be
         self._resting: asyncio.TimerHandle | None = None
@@ -160,14 +162,14 @@ class Gathering:
             self._delivery.making.release()
 
     def take(self) -> Generator[tuple[GatheredReader, Delta | PlainDelta | None], None, None]:
-        """What there is, longest waiting first, of each request once at most, for a slice of the event loop's time.
+        """What there is, longest waiting first, of each request once at most, for WHOLE_S of the event loop's time.
         None is of one that has failed, and is over; so is, with its last delta, whose answers have ended."""
-        if not self._taking:
-            if self._resting is not None:
-                return
-            self._taking, self._ready, self._num_taken = self._ready[::-1], [], len(self._ready)
-            self._taking_at = self._ready_at
-        end, more = time.perf_counter() + SLICE_S, []
+        if self._resting is None and self._ready:  # behind those for whom there was no time before
+            if not self._taking:
+                self._taking_at = self._ready_at
+            self._taking[:0], self._ready = self._ready[::-1], []
+            self._num_taken = len(self._taking)
+        end, more = time.perf_counter() + WHOLE_S, []
         taking, noted, num_tokens = self._taking, self._noted, 0
         try:
             while taking:

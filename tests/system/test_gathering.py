@@ -115,6 +115,22 @@ async def test_a_call_with_many_streams_rests_when_all_is_taken_and_one_with_few
     assert take(gathering) == [(tokenizer_of("byte_level").decode([301], True), [301])] * 400
 
 
+async def test_those_for_whom_there_was_no_time_leave_with_those_who_have_come_since(
+    delivery: Delivery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a message would bring those few, and all others would wait for the call's turn after it."""
+    gathering = Gathering(delivery)
+    streams = opened(delivery, gathering, 4)
+    give(delivery, streams[:3], 300)
+    with monkeypatch.context() as hurried:
+        hurried.setattr("scheduler_svc.gathering.WHOLE_S", -1.0)
+        assert [reader for reader, _ in gathering.take()] == [streams[0].reader]
+    gathering.note_sending()
+    gathering.note_sent()
+    give(delivery, [streams[3], streams[0]], 301)
+    assert [reader for reader, _ in gathering.take()] == [streams[number].reader for number in (1, 2, 3, 0)]
+
+
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr("scheduler_svc.delivery.LATE_S", -1.0)
