@@ -126,7 +126,7 @@ class Client:
             given=channel_options,
         )
         self._inference: Any = inference_pb2_grpc.InferenceServiceStub(self._channel)
-        self._many = Many(self._inference.GenerateMany, address) if share_calls else None
+        self._many = Many(self._inference.GenerateMany, self._channel, address) if share_calls else None
         self._is_closed = False
         self._control: Any = control_pb2_grpc.ControlServiceStub(self._channel)
 
@@ -287,6 +287,7 @@ class Client:
                     yield message
             return
         self._check_open()
+        await many.settled()
         generation = many.begin(request, timeout_s, self._token.metadata)
         try:
             async for message in generation:

@@ -25,12 +25,11 @@ from paged.errors import (
 )
 from paged.v1 import inference_pb2
 
-MAX_CALLS = 12  # equal shares for two, three, four or six schedulers; each costs its messages
-# Later generations begin in new calls: those may go to schedulers that are new. To a new client all may be but the one
-# that was connected first, so its first calls take some for a second, and those after it for three times its age; but
-# not where there is one address alone: each generation of calls that ends its last answers costs its messages.
+MAX_CALLS = 6  # equal shares for two, three or six schedulers; each costs its messages
+# Later generations begin in new calls: those may go to schedulers that are new.
 MAX_AGE_S = 30.0
-FIRST_AGE_S = 1.0
+# That a new client waits once for the other addresses, when one has been connected: all its calls would go to that one.
+FIRST_S = 0.2
 # A larger request has a call of its own: one that is too large for the scheduler ends its call, and others would wait
 # behind it.
 MAX_REQUEST_BYTES = 1 << 18
@@ -124,14 +123,14 @@ class Generation:
 class _Call:
     """One call of GenerateMany, with its metadata."""
 
-    def __init__(self, generate_many: Callable[..., Any], metadata: Any, max_age_s: float) -> None:
+    def __init__(self, generate_many: Callable[..., Any], metadata: Any) -> None:
         self._call = generate_many(metadata=metadata)
         self._metadata = metadata
         self._last_number = 0
         self._unsent: deque[inference_pb2.GenerateManyRequest] = deque()
         self._has_unsent = asyncio.Event()
         self._generations: dict[int, Generation] = {}
-        self._takes_until = time.monotonic() + max_age_s
+        self._takes_until = time.monotonic() + MAX_AGE_S
         self._closes = False
         self._has_answered = False
         self.tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._write())]
@@ -225,13 +224,25 @@ class _Call:
 
 
 class Many:
-    """The calls of one client. `generate_many` is the stub's, `target` what it is connected to."""
+    """The calls of one client. `generate_many` is the stub's, `channel` is connected to `target`."""
 
-    def __init__(self, generate_many: Callable[..., Any], target: str) -> None:
+    def __init__(self, generate_many: Callable[..., Any], channel: grpc.aio.Channel, target: str) -> None:
         self._generate_many = generate_many
-        self._first_age_s = MAX_AGE_S if has_one_address(target) else FIRST_AGE_S
+        self._channel = channel
+        self._has_one_address = has_one_address(target)
         self._calls: list[_Call] = []
-        self._began: float | None = None
+        self._settles_at: float | None = None
+
+    async def settled(self) -> None:
+        """Comes before the first `begin`."""
+        if self._has_one_address:
+            return
+        if self._settles_at is None:
+            self._channel.get_state(try_to_connect=True)
+            self._settles_at = time.monotonic() + FIRST_S
+        left_s = self._settles_at - time.monotonic()
+        if left_s > 0:
+            await asyncio.sleep(left_s)
 
     def begin(self, request: inference_pb2.GenerateRequest, timeout_s: float | None, metadata: Any) -> Generation:
         """In the call that has fewest. Raises NotTaken."""
@@ -248,15 +259,9 @@ class Many:
         self._calls = calls + others
         num_generations = sum(map(len, self._calls))
         if len(calls) < min(math.isqrt(num_generations) + 1, MAX_CALLS):
-            calls = [_Call(self._generate_many, metadata, self._max_age_s())]
+            calls = [_Call(self._generate_many, metadata)]
             self._calls += calls
         return min(calls, key=len).begin(request, timeout_s)
-
-    def _max_age_s(self) -> float:
-        now = time.monotonic()
-        if self._began is None:
-            self._began = now
-        return min(max(3 * (now - self._began), self._first_age_s), MAX_AGE_S)
 
     async def close(self) -> None:
         for call in self._calls:

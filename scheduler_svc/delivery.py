@@ -31,7 +31,7 @@ UNTAKEN_TOKENS = 32  # that may wait in the core for a reader who is behind
 REST_S_PER_STREAM = 100e-6
 MAX_REST_S = 0.1
 MIN_REST_S = 0.002  # less is not worth the timer
-LATE_S, LATE_SHARE = 0.02, 0.25  # from result to message, and of the streams that are served
+LATE_S, LATE_SHARE = 0.01, 0.1  # from result to message, and of the streams that are served
 TIMER_S = 0.001  # the event loop's timers know no less, and one that is early would be asked for again at once
 
 

@@ -62,6 +62,7 @@ class LoadGenerator:
                 request_serializer=inference_pb2.GenerateManyRequest.SerializeToString,
                 response_deserializer=inference_pb2.GenerateManyResponse.FromString,
             ),
+            channel,
             load.target,
         )
         self._cold = set(range(load.streams)) if load.rate is None else set()
@@ -73,6 +74,8 @@ class LoadGenerator:
         self.last_error: PagedClientError | None = None
 
     async def __aenter__(self) -> Self:
+        if self._load.share_calls:
+            await self._many.settled()
         if self._load.rate is None:
             self._asking = [asyncio.create_task(self._stream(number)) for number in range(self._load.streams)]
         else:

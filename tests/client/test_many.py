@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import grpc
@@ -16,6 +16,7 @@ from paged.v1 import inference_pb2, inference_pb2_grpc
 
 RETRIES = Retries(max_attempts=20, first_pause_s=0.01, longest_pause_s=0.02)
 SOON_S = 10.0
+SLOW_S = 0.3
 
 
 class Scheduler(inference_pb2_grpc.InferenceServiceServicer):
@@ -80,26 +81,38 @@ async def test_what_begins_goes_elsewhere_once_a_scheduler_has_said_that_it_serv
     assert unable.num_begun < 10
 
 
-async def test_a_client_that_is_new_does_not_stay_with_the_scheduler_that_was_connected_first() -> None:
+@asynccontextmanager
+async def slow_to_connect(address: str) -> AsyncIterator[str]:
+    """An address that takes SLOW_S to say a first word, and then passes on what comes and goes."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(SLOW_S)
+        host, _, port = address.rpartition(":")
+        far_reader, far_writer = await asyncio.open_connection(host, int(port))
+        await asyncio.gather(pass_on(reader, far_writer), pass_on(far_reader, writer))
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    server.close()
+
+
+async def test_answers_of_a_new_client_go_to_all_schedulers_not_to_the_one_that_is_connected_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("paged.many.FIRST_S", 3 * SLOW_S)
     schedulers = Scheduler(), Scheduler()
     async with AsyncExitStack() as stack, asyncio.timeout(SOON_S):
-        client = await connected(stack, schedulers)
-        while not all(scheduler.num_begun for scheduler in schedulers):
-            await ask(client)
-            await asyncio.sleep(0.01)
-
-
-@pytest.mark.parametrize("num_schedulers", [1, 2])
-async def test_calls_are_young_at_first_only_where_there_may_be_others_to_go_to(
-    num_schedulers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("paged.many.FIRST_AGE_S", 0.0)
-    schedulers = [Scheduler() for _ in range(num_schedulers)]
-    async with AsyncExitStack() as stack, asyncio.timeout(SOON_S):
-        client = await connected(stack, schedulers)
-        for _ in range(2):
-            await ask(client)
-    assert sum(scheduler.num_calls for scheduler in schedulers) == num_schedulers
+        first, other = [await started(stack, scheduler) for scheduler in schedulers]
+        slow = await stack.enter_async_context(slow_to_connect(other))
+        client = await stack.enter_async_context(Client(f"ipv4:{first},{slow}", share_calls=True, retries=RETRIES))
+        await asyncio.gather(*(ask(client) for _ in range(16)))
+    assert all(scheduler.num_begun for scheduler in schedulers)
 
 
 @pytest.mark.parametrize(
@@ -121,9 +134,8 @@ def test_a_target_has_one_address_where_it_says_so(target: str, expected: bool) 
 
 
 async def test_what_begins_after_the_token_has_changed_shares_no_call_of_the_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr("paged.many.FIRST_AGE_S", SOON_S)
     scheduler, token_file = Scheduler(), tmp_path / "token"
     token_file.write_text("before")
     async with AsyncExitStack() as stack, asyncio.timeout(SOON_S):
