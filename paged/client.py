@@ -262,8 +262,12 @@ class Client:
         many = None if request.HasField("stream") and not request.stream else self._many
         while True:
             has_begun = False
+            if many is None:
+                answer = self._stream(self._inference.Generate, request, attempts.left_s)
+            else:
+                answer = self._shared(many, request, attempts.left_s)
             try:
-                async with aclosing(self._attempt(many, request, attempts.left_s)) as messages:
+                async with aclosing(answer) as messages:
                     async for message in messages:
                         has_begun = True
                         yield message
@@ -277,17 +281,12 @@ class Client:
                     raise
             await asyncio.sleep(pause_s)
 
-    async def _attempt(
-        self, many: Many | None, request: inference_pb2.GenerateRequest, timeout_s: float | None
+    async def _shared(
+        self, many: Many, request: inference_pb2.GenerateRequest, timeout_s: float | None
     ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
-        """In a call with others, which raises NotTaken, or alone."""
-        if many is None:
-            async with aclosing(self._stream(self._inference.Generate, request, timeout_s)) as messages:
-                async for message in messages:
-                    yield message
-            return
-        self._check_open()
+        """In a call with others. Raises NotTaken."""
         await many.settled()
+        self._check_open()
         generation = many.begin(request, timeout_s, self._token.metadata)
         try:
             async for message in generation:

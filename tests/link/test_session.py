@@ -3,6 +3,9 @@
 import asyncio
 import select
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
 
 import numpy as np
 import zmq
@@ -29,8 +32,9 @@ def empty_plan(step: int) -> Plan:
     return Plan(step, [], [], [], [], NOTHING, NOTHING, Copies([], [], []), NOTHING, NOTHING, samples)
 
 
-async def test_results_that_keep_coming_leave_turns_to_the_rest_of_the_loop() -> None:
-    """Else an executor faster than the scheduler would keep every answer back until all are done."""
+@asynccontextmanager
+async def attached_session() -> AsyncIterator[tuple[Any, bytes, ExecutorSession]]:
+    """An executor's socket, the name of its peer there, and the peer."""
     context = zmq.Context()
     router = context.socket(zmq.ROUTER)
     port = router.bind_to_random_port("tcp://127.0.0.1")
@@ -40,7 +44,16 @@ async def test_results_that_keep_coming_leave_turns_to_the_rest_of_the_loop() ->
         peer, _ = await asyncio.to_thread(router.recv_multipart)
         router.send_multipart([peer, attached().SerializeToString()])
         await attaching
+        yield router, peer, session
+    finally:
+        session.close()
+        router.close(0)
+        context.destroy(0)
 
+
+async def test_results_that_keep_coming_leave_turns_to_the_rest_of_the_loop() -> None:
+    """Else an executor faster than the scheduler would keep every answer back until all are done."""
+    async with attached_session() as (router, peer, session):
         turns, read_in_turns = 0, []
         session.on_result = lambda _result: read_in_turns.append(turns)
         for step in range(1, NUM_PLANS + 1):
@@ -54,23 +67,10 @@ async def test_results_that_keep_coming_leave_turns_to_the_rest_of_the_loop() ->
                 turns += 1
         assert max(read_in_turns.count(turn) for turn in read_in_turns) <= MESSAGES_IN_A_TURN
         assert not session.lost.done()
-    finally:
-        session.close()
-        router.close(0)
-        context.destroy(0)
 
 
 async def test_who_looks_finds_a_result_without_a_turn_of_the_loop() -> None:
-    context = zmq.Context()
-    router = context.socket(zmq.ROUTER)
-    port = router.bind_to_random_port("tcp://127.0.0.1")
-    session = ExecutorSession(context, LinkOptions(f"tcp://127.0.0.1:{port}", "s", result_timeout_s=60))
-    try:
-        attaching = asyncio.create_task(session.attach())
-        peer, _ = await asyncio.to_thread(router.recv_multipart)
-        router.send_multipart([peer, attached().SerializeToString()])
-        await attaching
-
+    async with attached_session() as (router, peer, session):
         steps: list[int] = []
         session.on_result = lambda result: steps.append(result.step)
         session.send(empty_plan(1))
@@ -82,23 +82,11 @@ async def test_who_looks_finds_a_result_without_a_turn_of_the_loop() -> None:
         while not steps and time.monotonic() < until:  # it is on its way
             session.look()
         assert steps == [1]
-    finally:
-        session.close()
-        router.close(0)
-        context.destroy(0)
 
 
 async def test_what_came_before_the_connection_was_lost_is_read_although_the_loss_is_noticed_first() -> None:
     """Else it would not be known that the executor was lost over this scheduler's plan alone."""
-    context = zmq.Context()
-    router = context.socket(zmq.ROUTER)
-    port = router.bind_to_random_port("tcp://127.0.0.1")
-    session = ExecutorSession(context, LinkOptions(f"tcp://127.0.0.1:{port}", "s", result_timeout_s=60))
-    try:
-        attaching = asyncio.create_task(session.attach())
-        peer, _ = await asyncio.to_thread(router.recv_multipart)
-        router.send_multipart([peer, attached().SerializeToString()])
-        await attaching
+    async with attached_session() as (router, peer, session):
         for _ in range(MESSAGES_IN_A_TURN):
             router.send_multipart([peer, b""])
         begun = pb.Begun(epoch=1, session=1, step=1)
@@ -109,6 +97,3 @@ async def test_what_came_before_the_connection_was_lost_is_read_although_the_los
         async with asyncio.timeout(5):
             await session.lost
         assert session.is_computed_alone
-    finally:
-        session.close()
-        context.destroy(0)
