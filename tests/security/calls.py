@@ -11,6 +11,8 @@ from google.protobuf import descriptor_pb2, descriptor_pool
 from google.protobuf.descriptor import MethodDescriptor
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from paged.many import CORE_ERROR
+
 TIMEOUT_S = 10.0
 
 
@@ -43,7 +45,19 @@ async def methods_of(channel: grpc.aio.Channel, metadata: tuple[tuple[str, str],
 async def status_of(
     channel: grpc.aio.Channel, method: Method, metadata: tuple[tuple[str, str], ...] = (), request: bytes = b""
 ) -> tuple[grpc.StatusCode, str]:
-    """What a call ends with; one that has an answer is ended there, with OK."""
+    """What a call ends with; one that has an answer is ended there, with OK.
+
+    Asked again where a refusal came before a request was sent: grpc.aio forgets it then (grpc/grpc issue 36066).
+    """
+    while True:
+        code, details = await _status_of(channel, method, metadata, request)
+        if not (method.streams_requests and code is grpc.StatusCode.INTERNAL and details == CORE_ERROR):
+            return code, details
+
+
+async def _status_of(
+    channel: grpc.aio.Channel, method: Method, metadata: tuple[tuple[str, str], ...], request: bytes
+) -> tuple[grpc.StatusCode, str]:
     kinds = {
         (False, False): channel.unary_unary,
         (False, True): channel.unary_stream,
