@@ -20,6 +20,7 @@ TRITON = Backend(
 NATIVE = [native_backend(level) for level in (*supported(), *emulated())]
 PLAIN = [REFERENCE, TRITON]  # those whose caches are [num_blocks, block_size, num_kv_heads, head_dim]
 BACKENDS = [*PLAIN, *NATIVE]
+EACH = [pytest.param(backend, id=backend.name) for backend in BACKENDS]
 
 # What each computes with here: Triton's interpreter is wrong about bfloat16, so the kernels refuse it there; float16 on
 # a CPU is the reference's.
@@ -29,6 +30,21 @@ FLOAT_TYPES = [
     for dtype in (torch.float32, torch.float16, torch.bfloat16)
     if not (backend is TRITON and dtype is torch.bfloat16) and not (backend in NATIVE and dtype is torch.float16)
 ]
+
+
+def few_interpreted(few, backends, *columns):
+    """Cases of `parametrize`: each of EACH or FLOAT_TYPES with all combinations of the columns' values. Triton's
+    interpreter takes seconds for one: of its cases the gate has those for which `few` is true of the values, and
+    .ci/slow all.
+    """
+    cases = []
+    for backend, values in itertools.product(backends, itertools.product(*columns)):
+        is_rare = backend.values[0] is TRITON and not few(*values)
+        names = [backend.id, *("tensor" if isinstance(value, torch.Tensor) else str(value) for value in values)]
+        marks = pytest.mark.slow if is_rare else ()
+        cases.append(pytest.param(*backend.values, *values, id="-".join(names), marks=marks))
+    return cases
+
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}  # of a result, by its dtype
 

@@ -22,7 +22,7 @@ def attend_in_parts(pool, splits, tile=SMALL, *, scale=0.25, **options):
 
 
 @pytest.mark.parametrize("options", [{}, {"window": 21, "soft_cap": 0.7, "sinks": SINKS}], ids=["plain", "all"])
-@pytest.mark.parametrize("splits", [1, 2, 3, 4, 5, 6, 7, 8])
+@pytest.mark.parametrize("splits", [1, 2, *(pytest.param(count, marks=pytest.mark.slow) for count in range(3, 8)), 8])
 def test_a_context_in_parts_gives_what_it_gives_in_one(splits, options):
     """Rows are short enough that some parts are empty at every count above 1."""
     pool = Pool(ROWS, backend=TRITON)
