@@ -1,6 +1,8 @@
 """The two services as real processes, for tests that need them: started, watched, killed, and always cleaned up."""
 
+import contextlib
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -90,11 +92,13 @@ class Service:
 
 
 def free_port() -> int:
-    """One that nobody listens on, of loopback."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+    """One of loopback that nobody listens on. The system gives it to nobody who asks for any port, as tests beside this
+    one do all the time."""
+    while True:
+        port = secrets.choice(range(20_000, 32_768))
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def wait_for(condition: Callable[[], object], what: str, timeout_s: float = START_TIMEOUT_S) -> None:

@@ -21,7 +21,7 @@ from scheduler_svc.requests import Delta, Finish, Usage
 from scheduler_svc.settings import SchedulerSettings
 from tests.api.scripted_engine import ANSWER, ScriptedEngine, forever
 
-SOON_S = 5.0
+SOON_S = 20.0
 
 
 async def collect(client: Client, prompt: Any = "Twice", **options: Any) -> list[inference_pb2.GenerateResponse]:

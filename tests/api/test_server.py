@@ -25,7 +25,7 @@ from scheduler_svc.errors import QueueFull
 from scheduler_svc.settings import SchedulerSettings
 from tests.api.scripted_engine import ANSWER, ScriptedEngine, forever
 
-SOON_S = 5.0
+SOON_S = 20.0
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 INFERENCE = "paged.v1.InferenceService"

@@ -24,7 +24,7 @@ from scheduler_svc.requests import Delta, Finish, Usage
 from scheduler_svc.settings import SchedulerSettings
 from tests.api.scripted_engine import ANSWER, ScriptedEngine, forever
 
-SOON_S = 5.0
+SOON_S = 20.0
 PROMPT = vllm.TokenizedInput(input_ids=[5, 6, 7])
 
 

@@ -12,7 +12,7 @@ from paged.client import Client, InvalidRequestError, PagedClientError, Unavaila
 from paged.v1 import inference_pb2
 from tests.api.scripted_engine import ANSWER, ScriptedEngine, forever
 
-SOON_S = 5.0
+SOON_S = 20.0
 
 
 def test_options_that_are_left_out_stay_unset() -> None:

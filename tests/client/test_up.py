@@ -5,7 +5,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -15,7 +14,7 @@ import pytest
 
 from paged.cli.restarts import Restarts
 from paged.client import Client, UnavailableError
-from tests.processes import descendants
+from tests.processes import descendants, free_port
 from tests.system.requests import Call, answer, ready
 
 END_S = 40.0
@@ -65,9 +64,7 @@ class Up:
 async def up(
     directory: Path, *flags: str, address: str = "", launcher: Sequence[str] = (), **environment: str
 ) -> AsyncIterator[Up]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = address or f"127.0.0.1:{probe.getsockname()[1]}"
+    address = address or f"127.0.0.1:{free_port()}"
     process = await asyncio.create_subprocess_exec(
         *(*launcher, sys.executable, "-m", "paged.cli", "up", "--simulate", "--address", address, *flags),
         stdout=asyncio.subprocess.PIPE,

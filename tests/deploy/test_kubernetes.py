@@ -1,6 +1,5 @@
 """Manifests are valid without a cluster, belong together, and ask for what the services have."""
 
-import socket
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from executor_svc.settings import ExecutorSettings
 from scheduler_svc.api.health import LIVE, READY
 from scheduler_svc.settings import SchedulerSettings
 from tests.deploy.manifests import KUBERNETES, ROOT, USER, Manifest, commands, documents, kubernetes_documents
-from tests.processes import cleaned_up, start_scheduler
+from tests.processes import cleaned_up, free_port, start_scheduler
 
 VERSION = kubernetes_validate.latest_version()
 ALL = kubernetes_documents()
@@ -122,9 +121,7 @@ def test_the_autoscaler_goes_by_a_metric_that_there_is(tmp_path: Path) -> None:
 
 
 def _metrics_of_a_scheduler(directory: Path) -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     with cleaned_up([start_scheduler(directory, "tcp://127.0.0.1:1", "--metrics-address", address)]) as services:
         services[0].wait_until_ready()
         with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as answer:

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.processes import wait_for
+from tests.processes import free_port, wait_for
 from tests.security.keys import Keys
 from tests.system.conftest import System
 
@@ -52,9 +52,7 @@ def test_a_ca_that_is_not_there_is_told(tmp_path: Path) -> None:
 
 
 def test_an_executor_is_well_once_it_serves(system: System) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        metrics = f"127.0.0.1:{free.getsockname()[1]}"
+    metrics = f"127.0.0.1:{free_port()}"
     system.executor_flags = ["--metrics-address", metrics]
     system.start()
     wait_for(lambda: health("executor_svc", "--metrics-address", metrics).returncode == 0, "an executor that serves")
