@@ -145,7 +145,7 @@ class _Call:
     def begin(self, request: inference_pb2.GenerateRequest, timeout_s: float | None) -> Generation:
         self._last_number += 1
         generation = self._generations[self._last_number] = Generation(self._last_number, self._cancel)
-        message = inference_pb2.GenerateManyRequest(number=self._last_number, generate=request)
+        message = inference_pb2.GenerateManyRequest(number=self._last_number, generate=request, takes_plain=True)
         if timeout_s is not None:
             message.timeout_ms = min(math.ceil(1000 * timeout_s), 2**32 - 1)
             error = DeadlineExceededError(grpc.StatusCode.DEADLINE_EXCEEDED, f"no end within {timeout_s:g} s")
@@ -197,6 +197,10 @@ class _Call:
             error: BaseException = _ended("the call has ended")
         except (grpc.aio.AioRpcError, asyncio.CancelledError) as raised:
             error = await translated(self._call, raised)
+        except ValueError as raised:
+            self._call.cancel()
+            found = f"a message of the scheduler contradicts itself: {raised}"
+            error = client_error(grpc.StatusCode.INTERNAL, found, ())
         self._closes = True
         self._has_unsent.set()
         failure = _failure(error, has_answered=self._has_answered)
@@ -207,6 +211,8 @@ class _Call:
     def _take(self, message: inference_pb2.GenerateManyResponse) -> None:
         self._has_answered = True
         self._closes |= message.closing
+        if message.HasField("plain"):
+            self._take_plain(message.plain)
         for update in message.updates:
             generation = self._generations.get(update.number)
             if generation is None:  # cancelled
@@ -221,6 +227,18 @@ class _Call:
                 generation.end(error)
         if self._closes and not self._generations:
             self._has_unsent.set()
+
+    def _take_plain(self, plain: inference_pb2.PlainUpdates) -> None:
+        token_ids, begin = list(plain.token_ids), 0
+        for number, text, num_tokens in zip(plain.numbers, plain.texts, plain.num_tokens, strict=True):
+            end = begin + num_tokens
+            generation = self._generations.get(number)
+            if generation is not None:
+                response = inference_pb2.GenerateResponse()
+                response.text = text
+                response.token_ids.extend(token_ids[begin:end])
+                generation.add(response)
+            begin = end
 
 
 class Many:

@@ -14,7 +14,7 @@ from scheduler_svc.api.boundary import status_of
 from scheduler_svc.api.call_limits import GENERATE_MANY, CallLimits
 from scheduler_svc.api.deadline import Deadline
 from scheduler_svc.api.engine_face import Engine
-from scheduler_svc.api.responses import fill, merge
+from scheduler_svc.api.responses import PlainColumns, fill, merge
 from scheduler_svc.errors import FieldViolation, InvalidRequest, PagedError
 from scheduler_svc.gathering import GatheredReader
 from scheduler_svc.requests import Delta, GenerationRequest
@@ -82,6 +82,7 @@ class ManyGenerations:
         self._ends: deque[tuple[int, status_pb2.Status]] = deque()  # of those that have failed, to be told
         self._has_told = asyncio.Event()  # some of them
         self._last_number = -1
+        self._takes_plain = False
         self._error: Exception | None = None  # what ends the call
         self._has_all = False  # no more requests will come
         self._is_closing = self._has_told_closing = self._is_over = False
@@ -138,6 +139,7 @@ class ManyGenerations:
 
     def _act(self, request: inference_pb2.GenerateManyRequest) -> None:
         """Raises InvalidRequest where the client has lost count, so that nothing it says would be understood."""
+        self._takes_plain |= request.takes_plain
         action = request.WhichOneof("action")
         if action is None:
             raise InvalidRequest(FieldViolation("action", "is unset; give generate or cancel"))
@@ -236,16 +238,13 @@ class ManyGenerations:
             message.updates.append(self._whole)
             self._whole = None
             return message
-        add = message.updates.add
+        plain = PlainColumns()
         with closing(self._gathering.take()) as news:
             for reader, delta in news:
                 if isinstance(delta, tuple):
-                    update = add()
-                    update.number = reader.number
-                    response = update.response
-                    response.text, token_ids = delta
-                    response.token_ids.extend(token_ids)
-                    num_bytes += MOST_BYTES * (len(delta[0]) + len(token_ids))
+                    text, token_ids = delta
+                    plain.add(reader.number, text, token_ids)
+                    num_bytes += MOST_BYTES * (len(text) + len(token_ids))
                 else:
                     if delta is not None:
                         num_bytes += self._say(self._generations[reader.number], delta, message, is_last=reader.is_over)
@@ -253,7 +252,9 @@ class ManyGenerations:
                         self._note_over(reader)
                 if num_bytes >= FULL_BYTES or self._whole is not None:
                     break
-        if message.updates or message.closing:
+        if plain.numbers:
+            plain.say(message, in_columns=self._takes_plain)
+        if plain.numbers or message.updates or message.closing:
             return message
         return self._message() if self._whole is not None else None
 

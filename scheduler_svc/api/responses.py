@@ -37,6 +37,40 @@ def merge(deltas: Iterable[Delta]) -> Delta:
     )
 
 
+class PlainColumns:
+    """What is new of many generations where that is text and tokens alone."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+        self._texts: list[str] = []
+        self._num_tokens: list[int] = []
+        self._token_ids: list[int] = []
+
+    def add(self, number: int, text: str, token_ids: list[int]) -> None:
+        self.numbers.append(number)
+        self._texts.append(text)
+        self._num_tokens.append(len(token_ids))
+        self._token_ids += token_ids
+
+    def say(self, message: inference_pb2.GenerateManyResponse, *, in_columns: bool) -> None:
+        """In columns that is quicker by four times, if the client takes them."""
+        if in_columns:
+            plain = message.plain
+            plain.numbers.extend(self.numbers)
+            plain.texts.extend(self._texts)
+            plain.num_tokens.extend(self._num_tokens)
+            plain.token_ids.extend(self._token_ids)
+            return
+        begin = 0
+        for number, text, num_tokens in zip(self.numbers, self._texts, self._num_tokens, strict=True):
+            update = message.updates.add()
+            update.number = number
+            response = update.response
+            response.text = text
+            response.token_ids.extend(self._token_ids[begin : begin + num_tokens])
+            begin += num_tokens
+
+
 def to_response(request_id: str, delta: Delta) -> inference_pb2.GenerateResponse:
     response = inference_pb2.GenerateResponse()
     response.request_id = request_id

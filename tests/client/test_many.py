@@ -10,7 +10,7 @@ import grpc.aio
 import pytest
 
 from paged.addresses import has_one_address
-from paged.client import Client, Retries
+from paged.client import Client, PagedClientError, Retries
 from paged.load.generator import Load, LoadGenerator
 from paged.v1 import inference_pb2, inference_pb2_grpc
 
@@ -38,6 +38,17 @@ class Scheduler(inference_pb2_grpc.InferenceServiceServicer):
             yield inference_pb2.GenerateManyResponse(updates=[{"number": request.number, "end": end}])
 
 
+class ConfusedScheduler(inference_pb2_grpc.InferenceServiceServicer):
+    """Tells of two generations and says the text of one."""
+
+    async def GenerateMany(
+        self, requests: AsyncIterator[inference_pb2.GenerateManyRequest], context: object
+    ) -> AsyncGenerator[inference_pb2.GenerateManyResponse, None]:
+        async for request in requests:
+            plain = inference_pb2.PlainUpdates(numbers=[request.number, 9], texts=["a"], num_tokens=[1, 1])
+            yield inference_pb2.GenerateManyResponse(plain=plain)
+
+
 class OldScheduler(inference_pb2_grpc.InferenceServiceServicer):
     """Of a time before answers could share calls."""
 
@@ -50,7 +61,7 @@ class OldScheduler(inference_pb2_grpc.InferenceServiceServicer):
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "unknown")
 
 
-async def started(stack: AsyncExitStack, scheduler: Scheduler | OldScheduler) -> str:
+async def started(stack: AsyncExitStack, scheduler: inference_pb2_grpc.InferenceServiceServicer) -> str:
     server = grpc.aio.server()
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(scheduler, server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port("127.0.0.1:0")
@@ -59,7 +70,11 @@ async def started(stack: AsyncExitStack, scheduler: Scheduler | OldScheduler) ->
     return f"127.0.0.1:{port}"
 
 
-async def connected(stack: AsyncExitStack, schedulers: Sequence[Scheduler], token_file: Path | None = None) -> Client:
+async def connected(
+    stack: AsyncExitStack,
+    schedulers: Sequence[inference_pb2_grpc.InferenceServiceServicer],
+    token_file: Path | None = None,
+) -> Client:
     target = "ipv4:" + ",".join([await started(stack, scheduler) for scheduler in schedulers])
     client = Client(target, share_calls=True, retries=RETRIES, token_file=token_file)
     return await stack.enter_async_context(client)
@@ -181,3 +196,10 @@ async def test_in_a_load_each_answer_has_its_own_where_such_calls_do_not_take_it
         await generator.finished()
         seen = generator.end()
     assert (seen.sent, seen.finished) == (3, 3)
+
+
+async def test_a_message_that_contradicts_itself_ends_the_answers_of_its_call() -> None:
+    async with AsyncExitStack() as stack, asyncio.timeout(SOON_S):
+        client = await connected(stack, [ConfusedScheduler()])
+        with pytest.raises(PagedClientError, match="contradicts itself"):
+            _ = [message async for message in client.generate("hi")]

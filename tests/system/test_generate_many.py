@@ -150,6 +150,38 @@ async def test_the_request_id_is_told_once_and_the_end_with_the_last_tokens(stub
     assert updates[-1].response.HasField("finish")
 
 
+async def test_plain_updates_say_in_columns_what_others_hear_one_by_one(stub: Stub) -> None:
+    calls = mixed_calls(24, random.Random(2))
+    heard: list[dict[int, tuple[str, list[int]]]] = []
+    num_plain: list[int] = []
+    for takes_plain in (False, True):
+        many, said, in_columns = stub(), {number: ("", list[int]()) for number in range(len(calls))}, 0
+        for number, call in enumerate(calls):
+            request = begun(number, prompt=call.prompt, max_tokens=call.max_tokens, ignore_eos=True)
+            request.takes_plain = takes_plain
+            await many.write(request)
+        await many.done_writing()
+        async with asyncio.timeout(SOON_S):
+            async for message in many:
+                plain, begin = message.plain, 0
+                news = [
+                    (update.number, update.response.text, list(update.response.token_ids)) for update in message.updates
+                ]
+                for number, text, num_tokens in zip(plain.numbers, plain.texts, plain.num_tokens, strict=True):
+                    news.append((number, text, list(plain.token_ids[begin : begin + num_tokens])))
+                    begin += num_tokens
+                assert begin == len(plain.token_ids)
+                assert len({number for number, *_ in news}) == len(news)
+                in_columns += len(plain.numbers)
+                for number, text, token_ids in news:
+                    said[number] = (said[number][0] + text, said[number][1] + token_ids)
+        heard.append(said)
+        num_plain.append(in_columns)
+    assert heard[0] == heard[1]
+    assert all(token_ids for _, token_ids in heard[1].values())
+    assert num_plain[0] == 0 < num_plain[1]
+
+
 async def test_what_is_wrong_with_one_request_is_told_of_that_one(stub: Stub) -> None:
     call = stub()
     await call.write(begun(1, max_tokens=200, ignore_eos=True, request_id="a"))
