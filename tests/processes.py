@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.fork_server import NUM_THREADS, ForkedProcess, fork_server
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 180.0
 
 
 class Service:

@@ -36,7 +36,7 @@ def test_every_section_works_on_a_cpu_with_interpreted_kernels(tmp_path):
         str(tmp_path / "out"),
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=environment, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     lines = done.stdout.splitlines()
     assert len(lines) == 1
@@ -68,6 +68,15 @@ def numbers_of(figures, path=""):
 
 def test_all_sections_together_take_less_than_eight_minutes():
     assert sum(section.budget_s for section in gpu_check.SECTIONS) <= 8 * 60
+
+
+def test_a_busy_cpu_is_given_longer_than_a_gpu_and_a_model_of_ones_own_time_of_its_own():
+    margin = next(section for section in gpu_check.SECTIONS if section.name == "margin")
+    gpu, own = Machine("cuda"), Machine("cuda", ("a model",))
+    assert gpu_check.in_time(margin, gpu) == margin
+    assert gpu_check.in_time(margin, own).budget_s > margin.budget_s
+    for section in gpu_check.SECTIONS:
+        assert gpu_check.in_time(section, Machine("cpu")).budget_s > 2 * section.budget_s
 
 
 def test_the_exit_code_says_whether_anything_is_wrong(monkeypatch, capsys):

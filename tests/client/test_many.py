@@ -16,7 +16,7 @@ from paged.v1 import inference_pb2, inference_pb2_grpc
 
 RETRIES = Retries(max_attempts=20, first_pause_s=0.01, longest_pause_s=0.02)
 SOON_S = 10.0
-SLOW_S = 0.3
+SLOW_S = 0.2
 
 
 class Scheduler(inference_pb2_grpc.InferenceServiceServicer):
@@ -120,7 +120,7 @@ async def slow_to_connect(address: str) -> AsyncIterator[str]:
 async def test_answers_of_a_new_client_go_to_all_schedulers_not_to_the_one_that_is_connected_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("paged.many.FIRST_S", 3 * SLOW_S)
+    monkeypatch.setattr("paged.many.FIRST_S", 8 * SLOW_S)
     schedulers = Scheduler(), Scheduler()
     async with AsyncExitStack() as stack, asyncio.timeout(SOON_S):
         first, other = [await started(stack, scheduler) for scheduler in schedulers]

@@ -9,7 +9,7 @@ import pytest
 import transformers
 
 from paged.client import Client
-from tests.processes import Service, cleaned_up, start_executor, start_scheduler
+from tests.processes import START_TIMEOUT_S, Service, cleaned_up, start_executor, start_scheduler
 from tests.system.control_group import MemoryGroup, memory_group
 from tests.system.requests import idle_load, ready
 from tests.tiny_models import TINY_DECODER, save_model
@@ -74,7 +74,7 @@ def test_c10_5_a_pool_that_does_not_fit_is_refused_with_both_sizes(
     tmp_path: Path, model: Path, group: MemoryGroup, flags: tuple[str, str]
 ) -> None:
     with cleaned_up([start(tmp_path, model, group, *flags)]) as (executor,):
-        assert executor.process.wait(60) == 1
+        assert executor.process.wait(START_TIMEOUT_S) == 1
         required = int(executor.log.split(" bytes are required")[0].split()[-1])
         available = int(executor.log.split(" bytes are available")[0].split()[-1])
         assert available < GROUP_BYTES < 3 * required
@@ -98,5 +98,5 @@ def test_c10_5_where_nothing_is_said_it_takes_a_part_of_what_the_group_has_left(
 @pytest.mark.parametrize("flags", [("--kv-memory", "0"), ("--num-blocks", "1"), ("--num-blocks", "0")])
 def test_c10_5_no_block_at_all_is_refused_by_name(tmp_path: Path, model: Path, flags: tuple[str, str]) -> None:
     with cleaned_up([start_executor(tmp_path, "--model", str(model), *flags)]) as (executor,):
-        assert executor.process.wait(60) == 2
+        assert executor.process.wait(START_TIMEOUT_S) == 2
         assert flags[0].removeprefix("--").replace("-", "_") in executor.log.replace("-", "_")

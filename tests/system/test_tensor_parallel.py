@@ -61,7 +61,7 @@ def judge_all(model: Path, wanted: list[Answered], num_outputs: int) -> None:
 async def test_margins_hold_and_all_ranks_end_when_one_hangs(tmp_path: Path) -> None:
     model, wanted = save_two_headed(tmp_path, "qwen3"), mixed(14, VOCAB_SIZE, 40, random.Random(1))
     with cleaned_up([]) as services:
-        services.append(start_two(tmp_path, model, "--rank-timeout-s", "2"))
+        services.append(start_two(tmp_path, model, "--rank-timeout-s", "5"))
         await serve(services, tmp_path, wanted)
         ranks = services[0].ranks
         os.kill(ranks[1], signal.SIGSTOP)
@@ -124,7 +124,7 @@ def test_a_model_that_two_processes_cannot_share_is_refused_by_both(tmp_path: Pa
     model = save_tiny(tmp_path, "gemma3")
     command = [sys.executable, *torchrun(2), "-m", "executor_svc", "--model", str(model), "--endpoint"]
     ended = subprocess.run(
-        [*command, f"ipc://{tmp_path}/plans"], capture_output=True, text=True, timeout=60, check=False
+        [*command, f"ipc://{tmp_path}/plans"], capture_output=True, text=True, timeout=180, check=False
     )
     assert ended.returncode == 1
     assert "num_key_value_heads is 1, which 2 processes cannot share" in ended.stderr
