@@ -189,11 +189,13 @@ async def test_samples_that_cross_the_length_at_which_keys_change_are_right_cold
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("num_requests", [25, pytest.param(100, marks=pytest.mark.slow)])
-async def test_requests_to_the_small_real_model_in_a_pool_too_small(num_requests: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("num_requests", "num_blocks"), [(12, 23), pytest.param(100, 33, marks=pytest.mark.slow)])
+async def test_requests_to_the_small_real_model_in_a_pool_too_small(
+    num_requests: int, num_blocks: int, tmp_path: Path
+) -> None:
     directory = demo_model_path()
     wanted = mixed(num_requests, 200_000, 40, random.Random(2))
-    pool = ["--num-blocks", "33", "--max-rows", "16", "--tokens-per-step", "128", "--dtype", "float32"]
+    pool = ["--num-blocks", str(num_blocks), "--max-rows", "16", "--tokens-per-step", "128", "--dtype", "float32"]
     with cleaned_up([]) as services:
         services.append(start_executor(tmp_path, "--model", str(directory), *pool))
         endpoint = services[0].wait_until_ready().address

@@ -94,16 +94,22 @@ async def run_searches(
     return said[: len(searches)], load.preemptions
 
 
+@pytest.mark.parametrize("count", [3, pytest.param(6, marks=pytest.mark.slow)])
 async def test_beams_of_the_real_model_are_those_of_hugging_face(
-    endpoint: str, reference: PreTrainedModel, prompts: list[list[int]], end_ids: tuple[int, ...], tmp_path: Path
+    count: int,
+    endpoint: str,
+    reference: PreTrainedModel,
+    prompts: list[list[int]],
+    end_ids: tuple[int, ...],
+    tmp_path: Path,
 ) -> None:
     early = (False, True, "never")
     searches = [
         Search(prompt, width, 10, penalty, early[i % 3], width, end_ids)
         for i, (prompt, width, penalty) in enumerate(
-            zip(prompts, (2, 4) * 3, (1.0, 1.0, 2.0, 0.0, 0.0, 1.0), strict=True)
+            zip(prompts, (2, 4) * 3, (1.0, 0.0, 2.0, 1.0, 0.0, 1.0), strict=True)
         )
-    ]
+    ][:count]
     said, _ = await run_searches(endpoint, tmp_path, searches, prompts[:2])
     for search, wholes in zip(searches, said, strict=True):
         judge(reference, search, wholes)
