@@ -10,7 +10,7 @@ STUBS := paged/v1/inference_pb2.py
 MODEL ?=
 ARGS ?=
 
-.PHONY: venv demo test test-plain test-services lint docs protos publish-protos lock
+.PHONY: venv demo test lint docs protos publish-protos lock
 
 venv: $(INSTALLED) $(STUBS)
 
@@ -30,22 +30,14 @@ protos: $(INSTALLED)
 demo: venv
 	$(BIN)/paged demo $(if $(MODEL),--model "$(MODEL)")
 
-# Tests of these call no services and measure no time: two processes run them; others have the machine to themselves.
-PLAIN := tests/kernels $(addprefix tests/model/test_,families.py fused.py parallel.py real_model.py) tests/core tests/text
+# Two processes run all tests, file by file: no test has the machine to itself, and none may ask how little time something
+# takes. The first ones call no services: the gate checks beside them what is no test. Long files do not come last.
+FIRST := $(addprefix tests/,kernels/ model/ core/ text/)
+LONG := tests/system/ tests/benchmarks/
+TESTS := $(FIRST) $(LONG) $(filter-out $(FIRST) $(LONG),$(sort $(dir $(wildcard tests/*/test_*.py))))
 
 test: venv
-ifeq ($(ARGS),)
-	$(MAKE) test-plain
-	$(MAKE) test-services
-else
-	$(BIN)/python -m pytest $(ARGS)
-endif
-
-test-plain: venv
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PLAIN)
-
-test-services: venv
-	$(BIN)/python -m pytest $(PLAIN:%=--ignore=%)
+	$(BIN)/python -m pytest $(if $(ARGS),$(ARGS),-n 2 --dist loadfile --no-loadscope-reorder $(TESTS))
 
 lint: venv
 	$(BIN)/ruff check .

@@ -82,7 +82,7 @@ def test_at_no_step_has_a_sequence_more_than_a_block_less_one_slot_unused(block_
 @pytest.mark.parametrize(
     ("size", "num_slots"),
     [(maximum, 2048), (power_of_two, 300 + 512), (oracle, 300 + 338)],
-    ids=lambda value: str(value),
+    ids=["maximum", "power of two", "oracle"],
 )
 def test_a_slab_is_as_large_as_its_policy_says(size, num_slots: int) -> None:
     scheduler = slab_scheduler(size, 2048)
