@@ -32,7 +32,7 @@ class Shell:
         self._instead = {"--model path/to/model": "--simulate", **(instead or {})}
         self._services: list[subprocess.Popen[bytes]] = []
         self._endpoint_file, self._address_file = directory / "executor.endpoint", directory / "scheduler.address"
-        self._endpoint, self.addresses = "", list[str]()
+        self._endpoints, self.addresses = list[str](), list[str]()
         self._ports: dict[str, str] = {}
         (directory / ".venv").symlink_to(BIN.parent)
         for name in ("examples", "protos", "benchmarks"):
@@ -93,7 +93,7 @@ class Shell:
         wait_for(lambda: told.exists() or service.poll() is not None, f"{command} to be ready")
         assert service.poll() is None, self.log
         if told == self._endpoint_file:
-            self._endpoint = told.read_text().strip().replace("0.0.0.0", "127.0.0.1")
+            self._endpoints.append(told.read_text().strip().replace("0.0.0.0", "127.0.0.1"))
         else:
             self.addresses.append(told.read_text().strip().replace("0.0.0.0", "localhost"))
         for flag, address in re.findall(r"--(metrics|block-map)-address (\S+)", command):
@@ -115,7 +115,7 @@ class Shell:
                 service.wait()
         self._services.clear()
         self.addresses.clear()
-        self._endpoint = ""
+        self._endpoints.clear()
 
     def _begin(self, command: str) -> subprocess.Popen[bytes]:
         with (self.directory / "log").open("ab") as log:
@@ -142,7 +142,7 @@ class Shell:
             "PAGED_EXECUTOR_SIMULATE_FIXED_US": str(STEP_US),
             "PAGED_SCHEDULER_LISTEN_ADDRESS": "127.0.0.1:0",
             "PAGED_SCHEDULER_ADDRESS_FILE": str(self._address_file),
-            "PAGED_SCHEDULER_EXECUTOR_ENDPOINT": self._endpoint or f"ipc://{self.directory}/nobody",
+            "PAGED_SCHEDULER_EXECUTOR_ENDPOINT": (self._endpoints or [f"ipc://{self.directory}/nobody"])[-1],
             "PAGED_SCHEDULER_EXIT_WITH_PARENT": "true",
             "PAGED_SCHEDULER_CACHE_DIR": str(self.directory / "cache"),
             "PAGED_ADDRESS": self.addresses[-1] if self.addresses else "127.0.0.1:1",
@@ -155,9 +155,9 @@ class Shell:
 
     def ported(self, text: str) -> str:
         """An executor takes any port; schedulers are told to; what else listens gets one for each that is named."""
-        if self._endpoint:
-            text = re.sub(r":5555\b", f":{self._endpoint.rpartition(':')[2]}", text)
-        text = re.sub(r"--endpoint (\S+):5555\b", r"--endpoint \1:0", text)
+        text = re.sub(r"--endpoint (\S+):555\d\b", r"--endpoint \1:0", text)
+        for number, endpoint in enumerate(self._endpoints):
+            text = re.sub(rf":{5555 + number}\b", f":{endpoint.rpartition(':')[2]}", text)
         for number, address in enumerate(self.addresses):
             text = re.sub(rf":{50051 + number}\b", f":{address.rpartition(':')[2]}", text)
         text = re.sub(r":5005\d\b", ":0", text)

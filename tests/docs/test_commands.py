@@ -32,7 +32,7 @@ BEFORE = {
 BRIEF = "--seconds 0.5 --warm-up-s 0"
 INSTEAD = {
     "README.md": {"--seconds 10": BRIEF},
-    "docs/command_line.md": {"--seconds 60": BRIEF, "--json --plot": f"{BRIEF} --json --plot"},
+    "docs/command_line.md": {"--seconds 60": BRIEF, "--seconds 5": BRIEF, "--json --plot": f"{BRIEF} --json --plot"},
     "docs/gateway.md": {"--port 8000": "--port 8000 --prometheus-host 127.0.0.1 --prometheus-port 8999"},
 }
 # What those that are run print.
