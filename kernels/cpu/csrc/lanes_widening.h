@@ -15,6 +15,7 @@ typedef float Floats __attribute__((vector_size(64)));
 using Lanes = uint16_t;
 
 typedef uint32_t FloatBits __attribute__((vector_size(64)));
+typedef int32_t SignedBits __attribute__((vector_size(64)));
 typedef uint16_t Bf16Bits __attribute__((vector_size(32)));
 
 inline Lanes first_lanes(int64_t count) {
@@ -39,11 +40,20 @@ inline void store_floats(float* to, Lanes lanes, Floats values) {
 
 inline Floats widen(Bf16Bits bf16) { return Floats(__builtin_convertvector(bf16, FloatBits) << 16); }
 
+// All ones where a number is negative, zeros elsewhere. GCC compares vectors that are wider than the CPU's number by number,
+// several times slower; so what is compared here are signs of differences.
+inline FloatBits where_negative(SignedBits numbers) { return FloatBits(numbers >> 31); }
+
+// Likewise where the size of a float, as its bits without the sign, is above `most`.
+inline FloatBits where_above(FloatBits bits, int32_t most) {
+  return where_negative(most - SignedBits(bits & 0x7fffffff));
+}
+
 // To the nearest, ties to even; NaN stays NaN.
 inline Bf16Bits narrow(Floats values) {
   const FloatBits bits = FloatBits(values), upper = bits >> 16;
   const FloatBits nearest = (bits + 0x7fff + (upper & 1)) >> 16;
-  const FloatBits is_nan = FloatBits((bits & 0x7fffffff) > 0x7f800000);
+  const FloatBits is_nan = where_above(bits, 0x7f800000);
   return __builtin_convertvector((is_nan & (upper | 0x40)) | (~is_nan & nearest), Bf16Bits);
 }
 
@@ -86,10 +96,13 @@ inline Lanes lanes_of(FloatBits holds, Lanes lanes) {
 }
 
 inline Lanes not_finite(Lanes lanes, Floats values) {
-  return lanes_of(FloatBits((FloatBits(values) & 0x7fffffff) >= 0x7f800000), lanes);
+  return lanes_of(where_above(FloatBits(values), 0x7f7fffff), lanes);
 }
 
-inline Lanes greater(Lanes lanes, Floats values, float than) { return lanes_of(FloatBits(values > than), lanes); }
+// Those that are greater, and maybe some that are NaN, or infinite as `than` is.
+inline Lanes greater(Lanes lanes, Floats values, float than) {
+  return lanes_of(where_negative(SignedBits(than - values)), lanes);
+}
 
 inline Floats activated(Activation activation, Floats x) {
   float numbers[16];
