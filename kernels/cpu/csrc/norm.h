@@ -19,32 +19,69 @@ using Vector = at::vec::Vectorized<float>;
 constexpr int64_t kLanes = Vector::size();
 constexpr int64_t kItemElements = 8192;  // what is worth to be a work item
 
+// What 16-bit numbers of one vector become: two vectors of floats. All is done with as many, for at::vec loads and stores a
+// part of a vector through memory, several times slower than a whole one.
+struct Pair {
+  Vector low, high;
+
+  friend Pair operator+(const Pair& a, const Pair& b) { return {a.low + b.low, a.high + b.high}; }
+  friend Pair operator-(const Pair& a, const Pair& b) { return {a.low - b.low, a.high - b.high}; }
+  friend Pair operator*(const Pair& a, const Pair& b) { return {a.low * b.low, a.high * b.high}; }
+};
+
+constexpr int64_t kPair = 2 * kLanes;
+
+inline Pair both(Vector x) { return {x, x}; }
+
+// Of a pair's first `count` numbers those that are in each half of it.
+inline int64_t in_low(int64_t count) { return std::min(count, kLanes); }
+inline int64_t in_high(int64_t count) { return std::max<int64_t>(count - kLanes, 0); }
+
 template <typename T>
-Vector load(const T* from, int64_t count) {
+Pair load(const T* from, int64_t count) {
   if constexpr (std::is_same_v<T, float>) {
-    return Vector::loadu(from, count);
+    if (count == kPair) return {Vector::loadu(from), Vector::loadu(from + kLanes)};
+    return {Vector::loadu(from, in_low(count)), Vector::loadu(from + in_low(count), in_high(count))};
   } else {
-    return std::get<0>(at::vec::convert_to_float(at::vec::Vectorized<T>::loadu(from, count)));
+    using Narrow = at::vec::Vectorized<T>;
+    const auto [low, high] = at::vec::convert_to_float(count == kPair ? Narrow::loadu(from) : Narrow::loadu(from, count));
+    return {low, high};
   }
 }
 
 template <typename T>
-void store(T* to, Vector values, int64_t count) {
+void store(T* to, const Pair& values, int64_t count) {
   if constexpr (std::is_same_v<T, float>) {
-    values.store(to, count);
+    if (count == kPair) {
+      values.low.store(to);
+      values.high.store(to + kLanes);
+    } else {
+      values.low.store(to, in_low(count));
+      values.high.store(to + in_low(count), in_high(count));
+    }
   } else {
-    at::vec::convert_from_float<T>(values, values).store(to, count);
+    const auto narrow = at::vec::convert_from_float<T>(values.low, values.high);
+    count == kPair ? narrow.store(to) : narrow.store(to, count);
   }
 }
 
-// Calls `use(i, count)` for runs of at most a vector's lanes.
+// Zero behind the first `count`.
+inline Pair first(const Pair& values, int64_t count) {
+  if (count == kPair) return values;
+  const Vector zero(0.0f);
+  return {Vector::set(zero, values.low, in_low(count)), Vector::set(zero, values.high, in_high(count))};
+}
+
+// Calls `use(i, count)` for runs of at most a pair's numbers.
 template <typename Use>
-void for_each_vector(int64_t size, const Use& use) {
-  for (int64_t i = 0; i < size; i += kLanes) use(i, std::min(kLanes, size - i));
+void for_each_pair(int64_t size, const Use& use) {
+  int64_t i = 0;
+  for (; i + kPair <= size; i += kPair) use(i, kPair);
+  if (i < size) use(i, size - i);
 }
 
-inline float total(Vector lanes) {
-  return at::vec::vec_reduce_all<float>([](Vector& a, Vector& b) { return a + b; }, lanes);
+inline float total(const Pair& numbers) {
+  return at::vec::vec_reduce_all<float>([](Vector& a, Vector& b) { return a + b; }, numbers.low + numbers.high);
 }
 
 template <typename T>
@@ -53,10 +90,10 @@ struct Weights {
   const T* bias;
   bool plus_one;
 
-  Vector apply(Vector x, int64_t i, int64_t count) const {
+  Pair apply(Pair x, int64_t i, int64_t count) const {
     if (weight) {
-      const Vector w = load(weight + i, count);
-      x = x * (plus_one ? w + Vector(1.0f) : w);
+      const Pair w = load(weight + i, count);
+      x = x * (plus_one ? w + both(Vector(1.0f)) : w);
     }
     return bias ? x + load(bias + i, count) : x;
   }
@@ -71,8 +108,8 @@ struct Row {
   T* out;
   int64_t size;
 
-  Vector value(int64_t i, int64_t count) const {
-    const Vector own = load(x + i, count);
+  Pair value(int64_t i, int64_t count) const {
+    const Pair own = load(x + i, count);
     return residual ? own + load(residual + i, count) : own;
   }
 };
@@ -80,15 +117,15 @@ struct Row {
 // x / sqrt(mean(x²) + eps)
 template <typename T>
 void rms_row(const Row<T>& row, const Weights<T>& weights, float eps) {
-  Vector squares(0.0f);
-  for_each_vector(row.size, [&](int64_t i, int64_t count) {
-    const Vector x = row.value(i, count);
-    squares = squares + Vector::set(Vector(0.0f), x * x, count);
+  Pair squares = both(Vector(0.0f));
+  for_each_pair(row.size, [&](int64_t i, int64_t count) __attribute__((always_inline)) {
+    const Pair x = row.value(i, count);
+    squares = squares + first(x * x, count);
   });
-  const Vector factor(1.0f / std::sqrt(total(squares) / static_cast<float>(row.size) + eps));
+  const Pair factor = both(Vector(1.0f / std::sqrt(total(squares) / static_cast<float>(row.size) + eps)));
   // `out` may be `x`, `sum` may be `residual`: both are read before they are written.
-  for_each_vector(row.size, [&](int64_t i, int64_t count) {
-    const Vector x = row.value(i, count);
+  for_each_pair(row.size, [&](int64_t i, int64_t count) __attribute__((always_inline)) {
+    const Pair x = row.value(i, count);
     if (row.sum) store(row.sum + i, x, count);
     store(row.out + i, weights.apply(x * factor, i, count), count);
   });
@@ -98,18 +135,18 @@ void rms_row(const Row<T>& row, const Weights<T>& weights, float eps) {
 template <typename T>
 void layer_row(const Row<T>& row, const Weights<T>& weights, float eps) {
   const auto size = static_cast<float>(row.size);
-  Vector sums(0.0f), squares(0.0f);
-  for_each_vector(row.size, [&](int64_t i, int64_t count) {
-    sums = sums + Vector::set(Vector(0.0f), row.value(i, count), count);
+  Pair sums = both(Vector(0.0f)), squares = both(Vector(0.0f));
+  for_each_pair(row.size, [&](int64_t i, int64_t count) __attribute__((always_inline)) {
+    sums = sums + first(row.value(i, count), count);
   });
-  const Vector mean(total(sums) / size);
-  for_each_vector(row.size, [&](int64_t i, int64_t count) {
-    const Vector x = row.value(i, count) - mean;
-    squares = squares + Vector::set(Vector(0.0f), x * x, count);
+  const Pair mean = both(Vector(total(sums) / size));
+  for_each_pair(row.size, [&](int64_t i, int64_t count) __attribute__((always_inline)) {
+    const Pair x = row.value(i, count) - mean;
+    squares = squares + first(x * x, count);
   });
-  const Vector factor(1.0f / std::sqrt(total(squares) / size + eps));
-  for_each_vector(row.size, [&](int64_t i, int64_t count) {
-    const Vector x = row.value(i, count);
+  const Pair factor = both(Vector(1.0f / std::sqrt(total(squares) / size + eps)));
+  for_each_pair(row.size, [&](int64_t i, int64_t count) __attribute__((always_inline)) {
+    const Pair x = row.value(i, count);
     if (row.sum) store(row.sum + i, x, count);
     store(row.out + i, weights.apply((x - mean) * factor, i, count), count);
   });
