@@ -6,6 +6,7 @@
 #include "panels.h"
 #include "parallel.h"
 #include "piece.h"
+#include "widened_strip.h"
 
 #if defined(PAGED_BF16_DOT)
 #include "dot_kernel.h"
@@ -31,7 +32,8 @@ template <Arithmetic A>
 class Multiplier {
  public:
   // Few rows are bound by memory, and dot products by vectors need no shaping of tiles.
-  explicit Multiplier(int64_t num_rows) : tiled_(tiles_pay(num_rows)), num_rows_(num_rows) {}
+  explicit Multiplier(int64_t num_rows)
+      : tiled_(tiles_pay(num_rows)), in_strips_(strips_pay(A, num_blocks(num_rows))), num_rows_(num_rows) {}
 
   int64_t num_blocks(int64_t num_rows) const { return divide_up(num_rows, tiled_ ? kTiledBlock : kVectorRows); }
 
@@ -44,12 +46,23 @@ class Multiplier {
 
   // Steps that are worth to be multiplied with all rows before the next ones are: they stay in the first cache where
   // tiles need a line a cycle.
-  int64_t piece_steps() const { return tiled_ ? 256 : vector_piece_steps(num_rows_); }
+  int64_t piece_steps() const {
+    if (in_strips_) return WidenedStrip<A>::kMostSteps;
+    return tiled_ ? 256 : vector_piece_steps(num_rows_);
+  }
+
+  // Parts of a piece's outputs, each of which is begun by `take_strip` and then multiplied with all rows.
+  int num_strips() const { return in_strips_ ? kStrips : 1; }
+
+  void take_strip(const Piece& piece, int strip) {
+    if (in_strips_) strip_.widen(piece, strip);
+  }
 
   void multiply(const Piece& piece, int64_t num_rows) {
 #if defined(PAGED_TILES)
     if (tiled_) return tile_product<A>(tiles_, piece, num_rows);
 #endif
+    if (in_strips_) return strip_.multiply(piece, num_rows);
     vector_product<A>(piece, num_rows);
   }
 
@@ -62,8 +75,9 @@ class Multiplier {
   static constexpr int64_t kTiledBlock = kVectorRows;
   static bool tiles_pay(int64_t) { return false; }
 #endif
-  const bool tiled_;
+  const bool tiled_, in_strips_;
   const int64_t num_rows_;  // at most, of a chunk
+  WidenedStrip<A> strip_;
 };
 
 // The work: (chunk of rows, group of panels), chunk by chunk, so that all workers share a chunk's rows.
@@ -126,25 +140,31 @@ class Worker {
 
   void run_panel(int64_t p, int64_t first_row, int64_t num_rows, const char* after) {
     const int64_t blocks = multiplier_.num_blocks(num_rows);
+    const int strips = multiplier_.num_strips();
     for (int64_t step = 0; step < panels_.steps; step += piece_steps_) {
       const int64_t steps = std::min(piece_steps_, panels_.steps - step);
       const int64_t left = panels_.steps - step - steps;
-      const char* next = left ? panel(p) + (step + steps) * kStepRow : after;
+      const char *begin = panel(p) + step * kStepRow, *next = left ? begin + steps * kStepRow : after;
       const int64_t next_lines = std::min(piece_steps_, left ? left : panels_.steps) * kStepRow / 64;
-      Piece piece{nullptr, rows_.stride, panel(p) + step * kStepRow, steps, sums_, step > 0, next, 0};
-      int64_t row = 0, fetched = next ? 0 : next_lines;
-      for (int64_t i = 0; i < blocks; ++i) {
-        const Tile tile{sums_ + row * kPanel, first_row + row, multiplier_.block(num_rows, i), p, id_};
-        piece.rows = rows_.data + tile.first_row * rows_.stride + step * row_step_bytes(A);
-        piece.sums = tile.sums;
-        piece.lines = divide_up(next_lines - fetched, (blocks - i) * steps / 4);
-        if (!left) epilogue_.expect(tile);
-        multiplier_.multiply(piece, tile.num_rows);
-        if (!left) epilogue_.take(tile);
-        row += tile.num_rows;
-        const int64_t now_fetched = std::min(piece.lines * (steps / 4), next_lines - fetched);
-        fetched += now_fetched;
-        piece.prefetch += now_fetched * 64;
+      Piece piece{nullptr, rows_.stride, begin, steps, nullptr, step > 0, next, 0};
+      int64_t fetched = next ? 0 : next_lines;
+      for (int strip = 0; strip < strips; ++strip) {
+        multiplier_.take_strip(piece, strip);
+        int64_t row = 0;
+        for (int64_t i = 0; i < blocks; ++i) {
+          const Tile tile{sums_ + row * kPanel, first_row + row, multiplier_.block(num_rows, i), p, id_};
+          piece.rows = rows_.data + tile.first_row * rows_.stride + step * row_step_bytes(A);
+          piece.sums = tile.sums;
+          piece.lines = divide_up(next_lines - fetched, ((strips - strip) * blocks - i) * steps / 4);
+          const bool is_last = !left && strip + 1 == strips;
+          if (is_last) epilogue_.expect(tile);
+          multiplier_.multiply(piece, tile.num_rows);
+          if (is_last) epilogue_.take(tile);
+          row += tile.num_rows;
+          const int64_t now_fetched = std::min(piece.lines * (steps / 4), next_lines - fetched);
+          fetched += now_fetched;
+          piece.prefetch += now_fetched * 64;
+        }
       }
     }
   }
