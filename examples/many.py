@@ -7,7 +7,7 @@ from collections import defaultdict
 import grpc.aio
 
 from paged.client import Client, generate_request
-from paged.v1.inference_pb2 import CancelGeneration, GenerateManyRequest
+from paged.v1.inference_pb2 import CancelGeneration, GenerateManyRequest, GenerationAction
 from paged.v1.inference_pb2_grpc import InferenceServiceStub
 
 
@@ -26,10 +26,13 @@ async def by_the_method(address: str) -> None:
     """What a client in any language does: requests have numbers, and what is said of each has its number."""
     async with grpc.aio.insecure_channel(address) as channel:
         call = InferenceServiceStub(channel).GenerateMany()
+        actions = []
         for number in (1, 2, 3):
             request = generate_request(f"Question {number}:", max_tokens=1000 if number == 3 else 8, ignore_eos=True)
-            await call.write(GenerateManyRequest(number=number, generate=request, timeout_ms=60_000))
-        await call.write(GenerateManyRequest(number=3, cancel=CancelGeneration()))  # of which nothing more is said
+            actions.append(GenerationAction(number=number, generate=request, timeout_ms=60_000))
+        await call.write(GenerateManyRequest(actions=actions))  # one message, or as many as there are actions
+        cancel = GenerationAction(number=3, cancel=CancelGeneration())  # of which nothing more is said
+        await call.write(GenerateManyRequest(actions=[cancel]))
         await call.done_writing()  # so the call ends with the last answer
         num_tokens: defaultdict[int, int] = defaultdict(int)
         async for message in call:

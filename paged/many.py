@@ -7,7 +7,7 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -36,13 +36,14 @@ MAX_REQUEST_BYTES = 1 << 18
 MAX_UNREAD_BYTES = 4 * 1024 * 1024  # of one generation, that come sooner than they are read
 # A deadline is the scheduler's to tell; where nothing comes of it for so long, it is ours.
 GRACE_S = 1.0
+# What is to be said leaves in as few messages as these take: each waits for the one before, and a busy event loop comes
+# back to that after tens of milliseconds.
+MAX_ACTIONS, MAX_PACKED_BYTES = 64, 1 << 17
 # gRPC's own word for a call that had ended while something was being written: how, it does not know.
 CORE_ERROR = "Internal error from Core"
 # Of a call: too many are open, or the scheduler is of a time before there were any.
 _REFUSALS = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNIMPLEMENTED)
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
-
-Write = Callable[[inference_pb2.GenerateManyRequest], Awaitable[None]]
 
 
 class NotTaken(Exception):
@@ -127,7 +128,7 @@ class _Call:
         self._call = generate_many(metadata=metadata)
         self._metadata = metadata
         self._last_number = 0
-        self._unsent: deque[inference_pb2.GenerateManyRequest] = deque()
+        self._unsent: deque[inference_pb2.GenerationAction] = deque()
         self._has_unsent = asyncio.Event()
         self._generations: dict[int, Generation] = {}
         self._takes_until = time.monotonic() + MAX_AGE_S
@@ -145,13 +146,13 @@ class _Call:
     def begin(self, request: inference_pb2.GenerateRequest, timeout_s: float | None) -> Generation:
         self._last_number += 1
         generation = self._generations[self._last_number] = Generation(self._last_number, self._cancel)
-        message = inference_pb2.GenerateManyRequest(number=self._last_number, generate=request, takes_plain=True)
+        action = inference_pb2.GenerationAction(number=self._last_number, generate=request)
         if timeout_s is not None:
-            message.timeout_ms = min(math.ceil(1000 * timeout_s), 2**32 - 1)
+            action.timeout_ms = min(math.ceil(1000 * timeout_s), 2**32 - 1)
             error = DeadlineExceededError(grpc.StatusCode.DEADLINE_EXCEEDED, f"no end within {timeout_s:g} s")
             expiry_s = timeout_s + GRACE_S
             generation.expiry = asyncio.get_running_loop().call_later(expiry_s, self._expire, generation, error)
-        self._send(message)
+        self._send(action)
         return generation
 
     def end_if_unused(self) -> None:
@@ -164,14 +165,14 @@ class _Call:
         self._closes = True
         self._call.cancel()
 
-    def _send(self, message: inference_pb2.GenerateManyRequest) -> None:
-        self._unsent.append(message)
+    def _send(self, action: inference_pb2.GenerationAction) -> None:
+        self._unsent.append(action)
         self._has_unsent.set()
 
     def _cancel(self, generation: Generation) -> None:
         if self._generations.pop(generation.number, None) is not None:
             cancelled = inference_pb2.CancelGeneration()
-            self._send(inference_pb2.GenerateManyRequest(number=generation.number, cancel=cancelled))
+            self._send(inference_pb2.GenerationAction(number=generation.number, cancel=cancelled))
 
     def _expire(self, generation: Generation, error: PagedClientError) -> None:
         generation.close()
@@ -182,13 +183,23 @@ class _Call:
         try:
             while self._unsent or not self._closes or self._generations:
                 if self._unsent:
-                    await self._call.write(self._unsent.popleft())
+                    await self._call.write(self._packed())
                 else:
                     self._has_unsent.clear()
                     await self._has_unsent.wait()
             await self._call.done_writing()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError, asyncio.CancelledError):
             self._closes = True  # whoever reads hears why
+
+    def _packed(self) -> inference_pb2.GenerateManyRequest:
+        """A message with what comes next; one action may be larger than several together."""
+        actions, num_bytes = [self._unsent.popleft()], 0
+        while self._unsent and len(actions) < MAX_ACTIONS:
+            num_bytes += actions[-1].ByteSize()
+            if num_bytes > MAX_PACKED_BYTES:
+                break
+            actions.append(self._unsent.popleft())
+        return inference_pb2.GenerateManyRequest(actions=actions, takes_plain=True)
 
     async def _read(self) -> None:
         try:

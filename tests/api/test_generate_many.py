@@ -29,6 +29,10 @@ class Idle:
         return Gathering(delivery)
 
 
+def begun(number: int) -> inference_pb2.GenerationAction:
+    return inference_pb2.GenerationAction(number=number, generate=inference_pb2.GenerateRequest())
+
+
 class Requests:
     """Of one client, which has many. `num_taken` of them are with the scheduler."""
 
@@ -38,7 +42,7 @@ class Requests:
     async def __aiter__(self) -> AsyncIterator[inference_pb2.GenerateManyRequest]:
         for number in range(NUM_REQUESTS):
             self.num_taken += 1
-            yield inference_pb2.GenerateManyRequest(number=number, generate=inference_pb2.GenerateRequest())
+            yield inference_pb2.GenerateManyRequest(actions=[begun(number)])
             await asyncio.sleep(0)
 
 

@@ -24,7 +24,7 @@ class Scheduler(inference_pb2_grpc.InferenceServiceServicer):
 
     def __init__(self) -> None:
         self.code = grpc.StatusCode.OK
-        self.num_calls = self.num_begun = 0
+        self.num_calls = self.num_messages = self.num_begun = 0
         self.tokens: list[str] = []  # of those that began
 
     async def GenerateMany(
@@ -32,10 +32,12 @@ class Scheduler(inference_pb2_grpc.InferenceServiceServicer):
     ) -> AsyncGenerator[inference_pb2.GenerateManyResponse, None]:
         self.num_calls += 1
         async for request in requests:
-            self.num_begun += 1
-            self.tokens.append(dict(context.invocation_metadata() or ()).get("authorization", ""))
-            end = inference_pb2.GenerationEnd(code=self.code.value[0])
-            yield inference_pb2.GenerateManyResponse(updates=[{"number": request.number, "end": end}])
+            self.num_messages += 1
+            for action in request.actions:
+                self.num_begun += 1
+                self.tokens.append(dict(context.invocation_metadata() or ()).get("authorization", ""))
+                end = inference_pb2.GenerationEnd(code=self.code.value[0])
+                yield inference_pb2.GenerateManyResponse(updates=[{"number": action.number, "end": end}])
 
 
 class ConfusedScheduler(inference_pb2_grpc.InferenceServiceServicer):
@@ -45,7 +47,8 @@ class ConfusedScheduler(inference_pb2_grpc.InferenceServiceServicer):
         self, requests: AsyncIterator[inference_pb2.GenerateManyRequest], context: object
     ) -> AsyncGenerator[inference_pb2.GenerateManyResponse, None]:
         async for request in requests:
-            plain = inference_pb2.PlainUpdates(numbers=[request.number, 9], texts=["a"], num_tokens=[1, 1])
+            number = request.actions[0].number
+            plain = inference_pb2.PlainUpdates(numbers=[number, 9], texts=["a"], num_tokens=[1, 1])
             yield inference_pb2.GenerateManyResponse(plain=plain)
 
 
@@ -196,6 +199,15 @@ async def test_in_a_load_each_answer_has_its_own_where_such_calls_do_not_take_it
         await generator.finished()
         seen = generator.end()
     assert (seen.sent, seen.finished) == (3, 3)
+
+
+async def test_what_begins_at_once_leaves_in_few_messages() -> None:
+    scheduler = Scheduler()
+    async with AsyncExitStack() as stack, asyncio.timeout(SOON_S):
+        client = await connected(stack, [scheduler])
+        await asyncio.gather(*(ask(client) for _ in range(96)))
+    assert scheduler.num_begun == 96
+    assert scheduler.num_messages < 24
 
 
 async def test_a_message_that_contradicts_itself_ends_the_answers_of_its_call() -> None:

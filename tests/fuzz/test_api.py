@@ -57,9 +57,11 @@ def valid_requests(method: MethodDescriptor) -> list[Message]:
     if method.input_type is vllm.GenerateRequest.DESCRIPTOR:
         return valid_vllm_requests()
     if method.input_type is inference_pb2.GenerateManyRequest.DESCRIPTOR:
-        cancel: Message = inference_pb2.GenerateManyRequest(number=7, cancel=inference_pb2.CancelGeneration())
-        begin = inference_pb2.GenerateManyRequest
-        return [cancel, *(begin(number=7, generate=given, timeout_ms=10_000) for given in valid_generations())]
+        action = inference_pb2.GenerationAction
+        cancel = action(number=7, cancel=inference_pb2.CancelGeneration())
+        begin = [action(number=7, generate=given, timeout_ms=10_000) for given in valid_generations()]
+        some = [[cancel], *([one] for one in begin), [action(number=i, generate=begin[0].generate) for i in range(9)]]
+        return [inference_pb2.GenerateManyRequest(actions=actions, takes_plain=True) for actions in some]
     if method.input_type is not Request.DESCRIPTOR:
         return [method.input_type._concrete_class()]
     return valid_generations()

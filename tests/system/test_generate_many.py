@@ -73,7 +73,11 @@ async def stub(running: str, own: Client) -> AsyncIterator[Stub]:
 
 def begun(number: int, **options: Any) -> inference_pb2.GenerateManyRequest:
     request = generate_request(options.pop("prompt", [300] * 8), **{"temperature": 0, **options})
-    return inference_pb2.GenerateManyRequest(number=number, generate=request)
+    return saying(inference_pb2.GenerationAction(number=number, generate=request))
+
+
+def saying(*actions: inference_pb2.GenerationAction) -> inference_pb2.GenerateManyRequest:
+    return inference_pb2.GenerateManyRequest(actions=actions)
 
 
 async def read_to_the_end(call: Any) -> dict[int, list[inference_pb2.GenerationUpdate]]:
@@ -129,7 +133,7 @@ async def test_a_whole_answer_comes_in_one_update(stub: Stub) -> None:
     call = stub()
     for number in range(3):
         request = begun(number, max_tokens=40, ignore_eos=True, n=2)
-        request.generate.stream = False
+        request.actions[0].generate.stream = False
         await call.write(request)
     await call.done_writing()
     updates = await read_to_the_end(call)
@@ -201,7 +205,8 @@ async def test_what_is_wrong_with_one_request_is_told_of_that_one(stub: Stub) ->
     [
         ([begun(1), begun(1)], "number"),
         ([begun(2), begun(1)], "number"),
-        ([inference_pb2.GenerateManyRequest(number=1)], "action"),
+        ([saying(*begun(1).actions, *begun(2).actions, *begun(2).actions)], r"actions\[2\]\.number"),
+        ([saying(inference_pb2.GenerationAction(number=1))], r"actions\[0\]\.action"),
     ],
 )
 async def test_a_client_that_has_lost_count_loses_the_call(
@@ -246,14 +251,15 @@ async def test_cancelling_frees_all_at_once_and_nothing_more_is_said(stub: Stub,
         if any(update.response.token_ids for update in message.updates):
             break
     cancelled = inference_pb2.CancelGeneration()
-    await call.write(inference_pb2.GenerateManyRequest(number=1, cancel=cancelled))
-    await call.write(inference_pb2.GenerateManyRequest(number=99, cancel=cancelled))  # nobody's
+    # One that goes on, one that is over before it has begun, and nobody's.
+    cancels = [inference_pb2.GenerationAction(number=number, cancel=cancelled) for number in (1, 2, 99)]
+    await call.write(saying(*begun(2, **ENDLESS).actions, *cancels))
     assert (await idle_load(own)).used_blocks == 0
-    await call.write(begun(2, max_tokens=3, ignore_eos=True))
+    await call.write(begun(3, max_tokens=3, ignore_eos=True))
     await call.done_writing()
     updates = await read_to_the_end(call)
-    assert not any(update.HasField("end") for update in updates.get(1, []))
-    assert updates[2][-1].end.code == 0
+    assert not any(update.HasField("end") for number in (1, 2) for update in updates.get(number, []))
+    assert updates[3][-1].end.code == 0
 
 
 async def test_a_caller_who_goes_away_leaves_nothing_running(stub: Stub, own: Client) -> None:
