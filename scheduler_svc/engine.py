@@ -49,6 +49,7 @@ from scheduler_svc.requests import Delta, GenerationRequest
 from scheduler_svc.samples import Samples
 from scheduler_svc.served_model import ServedModel
 from scheduler_svc.settings import SchedulerSettings, tenants_of
+from scheduler_svc.small_objects import SmallObjects
 from scheduler_svc.suspects import Suspects
 from scheduler_svc.wait_limit import WaitLimit
 from scheduler_svc.watch import Watch
@@ -79,6 +80,7 @@ class Engine:
         self.fleet = Fleet(settings, discovery or Discovery(settings.executor_endpoints), self, self.tenants)
         self._drain_rate = DrainRate()
         self._high_water = HighWater()
+        self._small_objects = SmallObjects()
         limits = BacklogLimits(settings.max_waiting_requests, settings.max_waiting_tokens)
         self._backlog = Backlog(limits, self.tenants, self.fleet.accounts, self._drain_rate, self._num_queued)
         self._expiries = Expiries()
@@ -349,6 +351,7 @@ class Engine:
         self._end_waits(now)
         self._end_expired(now)
         self._high_water.note(len(self._requests))
+        self._small_objects.note(len(self._requests))
 
     def is_late(self) -> bool:
         return self.delivery.is_late
