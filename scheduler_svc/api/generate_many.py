@@ -127,10 +127,10 @@ class ManyGenerations:
     async def _receive(self, requests: AsyncIterator[inference_pb2.GenerateManyRequest]) -> None:
         try:
             async for request in requests:
-                if self._is_over:
-                    return
                 self._takes_plain |= request.takes_plain
                 for place, action in enumerate(request.actions):
+                    if self._is_over:
+                        return
                     self._act(action, place)
                     if place % ACTIONS_IN_A_TURN == ACTIONS_IN_A_TURN - 1:
                         await asyncio.sleep(0)  # so that those that fail at once have done so

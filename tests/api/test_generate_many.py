@@ -81,3 +81,25 @@ async def test_no_message_of_refusals_is_larger_than_a_message_of_answers() -> N
         await turns_for_others()  # in which more are refused
     assert sorted(told) == list(range(NUM_REQUESTS))
     assert max(sizes) < FULL_BYTES + LARGEST_END_BYTES
+
+
+async def test_nothing_begins_any_more_once_the_call_is_over() -> None:
+    """Of a message with many actions, too."""
+    num_begun = 0
+
+    async def count_and_refuse(request: object, deadline: Deadline) -> GenerationRequest:
+        nonlocal num_begun
+        num_begun += 1
+        return await refuse(request, deadline)
+
+    async def requests() -> AsyncIterator[inference_pb2.GenerateManyRequest]:
+        yield inference_pb2.GenerateManyRequest(actions=map(begun, range(NUM_REQUESTS)))
+
+    limits = CallLimits(SchedulerSettings())
+    messages = ManyGenerations(cast(Engine, Idle()), count_and_refuse, limits, 60.0).messages(requests())
+    await anext(messages)
+    await turns_for_others()
+    await messages.aclose()
+    begun_before = num_begun
+    await turns_for_others()
+    assert begun_before == num_begun < NUM_REQUESTS
