@@ -50,6 +50,9 @@ class NotTaken(Exception):
     """It is too large, or the scheduler takes no such call (any more): the generation is to be a call of its own."""
 
 
+Plain = tuple[str, list[int]]  # text and tokens of a message that has nothing else
+
+
 class Generation:
     """One of those of a call: an iterator of its messages, which raises PagedClientError, NotTaken. `close` it when it
     is left."""
@@ -57,7 +60,7 @@ class Generation:
     def __init__(self, number: int, forget: Callable[["Generation"], None]) -> None:
         self.number = number
         self._forget = forget
-        self._messages: deque[inference_pb2.GenerateResponse] = deque()
+        self._messages: deque[inference_pb2.GenerateResponse | Plain] = deque()
         self._unread_bytes = 0
         self._has_ended = False
         self._error: Exception | None = None
@@ -68,6 +71,16 @@ class Generation:
         return self
 
     async def __anext__(self) -> inference_pb2.GenerateResponse:
+        message = await self.news()
+        if not isinstance(message, tuple):
+            return message
+        response = inference_pb2.GenerateResponse()
+        response.text, token_ids = message
+        response.token_ids.extend(token_ids)
+        return response
+
+    async def news(self) -> inference_pb2.GenerateResponse | Plain:
+        """The next message as it has come: a plain one costs a fraction so. Raises as the iterator does."""
         while not self._messages:
             if self._has_ended:
                 raise self._end()
@@ -78,14 +91,14 @@ class Generation:
                 self._waiting = None
         message = self._messages.popleft()
         if self._messages:
-            self._unread_bytes -= message.ByteSize()
+            self._unread_bytes -= _num_bytes(message)
         else:
             self._unread_bytes = 0
         return message
 
-    def add(self, message: inference_pb2.GenerateResponse) -> None:
+    def add(self, message: inference_pb2.GenerateResponse | Plain) -> None:
         if self._messages or self._waiting is None:
-            self._unread_bytes += message.ByteSize()
+            self._unread_bytes += _num_bytes(message)
             if self._unread_bytes > MAX_UNREAD_BYTES and self._messages:
                 self.close()
                 found = f"more than {MAX_UNREAD_BYTES} bytes of the answer have come and were not read"
@@ -245,10 +258,7 @@ class _Call:
             end = begin + num_tokens
             generation = self._generations.get(number)
             if generation is not None:
-                response = inference_pb2.GenerateResponse()
-                response.text = text
-                response.token_ids.extend(token_ids[begin:end])
-                generation.add(response)
+                generation.add((text, token_ids[begin:end]))
             begin = end
 
 
@@ -296,6 +306,10 @@ class Many:
         for call in self._calls:
             call.cancel()
         await asyncio.gather(*(task for call in self._calls for task in call.tasks), return_exceptions=True)
+
+
+def _num_bytes(message: inference_pb2.GenerateResponse | Plain) -> int:
+    return 4 * (len(message[0]) + len(message[1])) if isinstance(message, tuple) else message.ByteSize()
 
 
 def _error(end: inference_pb2.GenerationEnd) -> PagedClientError | None:

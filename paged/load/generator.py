@@ -260,7 +260,8 @@ class _Shared:
     async def num_tokens(self) -> int | None:
         if self._call is None:
             try:
-                return len((await anext(self._generation)).token_ids)
+                news = await self._generation.news()
+                return len(news[1] if isinstance(news, tuple) else news.token_ids)
             except StopAsyncIteration:
                 return None
             except NotTaken:
