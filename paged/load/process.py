@@ -6,6 +6,7 @@ stream has had a token, begins its window at the line "begin", and at the line "
 """
 
 import asyncio
+import gc
 import json
 import sys
 from collections.abc import Coroutine
@@ -19,10 +20,12 @@ from paged.channel import channel_options
 from paged.load.generator import Load, LoadGenerator
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+YOUNG_OBJECTS = 20_000  # before Python's collector looks at them: what a few messages bring is more than its 700
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
     """In the fastest event loop that is installed."""
+    gc.set_threshold(YOUNG_OBJECTS)
     if find_spec("uvloop") is not None:  # a third more messages; not a dependency of clients
         import uvloop
 
