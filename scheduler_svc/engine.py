@@ -1,8 +1,4 @@
-"""The engine: takes requests for the models that executors serve, and gives answers; one face for the API.
-
-A result's way: link decodes, core applies, the next plan goes out, and only then are the answers served, longest
-waiting first, in slices that leave the event loop free for the next result.
-"""
+"""The engine: takes requests for the models that executors serve, and gives answers; one face for the API."""
 
 import asyncio
 import math
@@ -13,45 +9,30 @@ from typing import cast
 import structlog
 
 from paged.v1 import control_pb2
-from scheduler_svc.answer import Answer, Outcome
 from scheduler_svc.backlog import Backlog, BacklogLimits
 from scheduler_svc.block_watch import BlockChanges, watch_blocks
 from scheduler_svc.core.bounds import capacity_of, model_len, reach
 from scheduler_svc.core.cache_events import Told
 from scheduler_svc.core.prefix import prefix_hashes
-from scheduler_svc.core.results import Applied
 from scheduler_svc.core.sequence import Sequence, State
-from scheduler_svc.delivery import Delivery
 from scheduler_svc.discovery import Discovery
-from scheduler_svc.drain_rate import DrainRate
 from scheduler_svc.errors import (
-    DeadlineExceeded,
     DuplicateRequest,
     FieldViolation,
     InvalidRequest,
     PagedError,
-    QueueFull,
     RequestAborted,
-    RequestFailed,
     Unavailable,
 )
-from scheduler_svc.expiries import Expiries
 from scheduler_svc.feasibility import check_in_time
-from scheduler_svc.fleet import Fleet
 from scheduler_svc.gathering import GatheredReader, Gathering
-from scheduler_svc.grammar_masks import GrammarMasks
-from scheduler_svc.high_water import HighWater
 from scheduler_svc.loads import load_of
 from scheduler_svc.opening import open_request
-from scheduler_svc.request_times import RequestTimes
-from scheduler_svc.request_trace import tell_trace
+from scheduler_svc.request_lives import RequestLives
 from scheduler_svc.requests import Delta, GenerationRequest
 from scheduler_svc.samples import Samples
 from scheduler_svc.served_model import ServedModel
 from scheduler_svc.settings import SchedulerSettings, tenants_of
-from scheduler_svc.small_objects import SmallObjects
-from scheduler_svc.suspects import Suspects
-from scheduler_svc.wait_limit import WaitLimit
 from scheduler_svc.watch import Watch
 
 LONG_PROMPT_TOKENS = 4096  # hashed in a worker thread
@@ -64,31 +45,15 @@ class Engine:
 
     def __init__(self, settings: SchedulerSettings, discovery: Discovery | None = None) -> None:
         self._settings = settings
-        self._requests: dict[str, Samples] = {}
-        self.times: dict[str, RequestTimes] = {}  # of each model that has been served
-        self.delivery = Delivery(
-            max_unread_bytes=settings.max_unread_bytes,
-            max_total_unread_bytes=settings.max_total_unread_bytes,
-            take=self._take,
-            fail=self.fail_request,
-            look=self._look,
-        )
-        self._counts: dict[Outcome, int] = {"finished": 0, "cancelled": 0, "failed": 0}
-        self._suspects = Suspects(settings.max_losses)
         self._is_stopping = False
         self.tenants = tenants_of(settings)
-        self.fleet = Fleet(settings, discovery or Discovery(settings.executor_endpoints), self, self.tenants)
-        self._drain_rate = DrainRate()
-        self._high_water = HighWater()
-        self._small_objects = SmallObjects()
+        self.lives = lives = RequestLives(settings, discovery or Discovery(settings.executor_endpoints), self.tenants)
+        self.fleet, self.delivery, self.times = lives.fleet, lives.delivery, lives.times
         limits = BacklogLimits(settings.max_waiting_requests, settings.max_waiting_tokens)
-        self._backlog = Backlog(limits, self.tenants, self.fleet.accounts, self._drain_rate, self._num_queued)
-        self._expiries = Expiries()
-        self._wait_limit = WaitLimit(settings.max_wait_s)
+        self._backlog = Backlog(limits, self.tenants, self.fleet.accounts, lives.drain_rate, lives.num_queued)
         new_wait_s, wait_s = settings.new_request_wait_s, settings.executor_wait_s
         self._new_request_wait_s = wait_s if new_wait_s is None else min(new_wait_s, wait_s)
-        self.watch = Watch(self.fleet, self._requests, self.load, settings.max_watchers)
-        self._masks = GrammarMasks(settings, fail=self.fail, on_late=self._on_late_mask)
+        self.watch = Watch(self.fleet, lives.samples, self.load, settings.max_watchers)
 
     # --- life ---
 
@@ -97,7 +62,7 @@ class Engine:
         try:
             await self.fleet.run()
         finally:
-            self._masks.close()
+            self.lives.masks.close()
 
     def stop(self) -> None:
         """Take no new requests; those that run go on."""
@@ -106,13 +71,12 @@ class Engine:
     async def drained(self, seconds: float) -> None:
         """Until no request is left, or this time has passed."""
         end = time.monotonic() + seconds
-        while self._requests and time.monotonic() < end:
+        while self.lives.samples and time.monotonic() < end:
             await asyncio.sleep(0.02)
 
     def fail_all(self, error: PagedError) -> None:
         """End every request with this error."""
-        for samples in list(self._requests.values()):
-            self._fail(samples, error)
+        self.lives.fail_all(error)
 
     @property
     def ready(self) -> bool:
@@ -159,7 +123,7 @@ class Engine:
     def leave(self, reader: GatheredReader) -> None:
         """Everything of the reader's request is freed."""
         reader.end()
-        self._close(self._requests[reader.request_id])
+        self._close(self.lives.samples[reader.request_id])
 
     async def _opened(self, request: GenerationRequest, gathering: Gathering | None = None) -> Samples:
         """`_close` must follow."""
@@ -170,7 +134,7 @@ class Engine:
             echo = await model.detokenize(request.prompt_ids, True) if request.echo else None
             samples = self._open(request, model, echo, gathering)
             if request.grammar is not None:
-                await samples.open_with(self._masks.begin(request.grammar, samples.answers, model.grammars))
+                await samples.open_with(self.lives.masks.begin(request.grammar, samples.answers, model.grammars))
             await self._submit(samples.first, model, request)
         except BaseException:
             if samples is not None:
@@ -189,13 +153,12 @@ class Engine:
 
     def fail_request(self, request_id: str, error: PagedError) -> None:
         """End a request with this error, if it is live."""
-        if request_id in self._requests:
-            self._fail(self._requests[request_id], error)
+        self.lives.fail_request(request_id, error)
 
     def abort(self, request_ids: list[str]) -> list[str]:
-        found = [request_id for request_id in request_ids if request_id in self._requests]
+        found = [request_id for request_id in request_ids if request_id in self.lives.samples]
         for request_id in found:
-            self._fail(self._requests[request_id], RequestAborted("ended through the control service"))
+            self.lives.fail_request(request_id, RequestAborted("ended through the control service"))
         return found
 
     def flush_prefix_cache(self) -> int:
@@ -217,7 +180,7 @@ class Engine:
         return self.fleet.cache_watch.num_unknown
 
     def load(self) -> control_pb2.GetLoadResponse:
-        return load_of(self.fleet, self._counts, self.delivery)
+        return load_of(self.fleet, self.lives.outcomes, self.delivery)
 
     def _open(
         self, request: GenerationRequest, model: ServedModel, echo: str | None, gathering: Gathering | None
@@ -229,10 +192,7 @@ class Engine:
         samples.model, samples.trace = model.name, request.trace
         for answer in samples.answers:
             answer.sequence.scheduler = model.waiting  # until it is placed
-        self._requests[request.request_id] = samples
-        self._wait_limit.begin(request.request_id, asyncio.get_running_loop().time())
-        if request.expires_at < math.inf:
-            self._expiries.add(request.request_id, request.expires_at)
+        self.lives.begin(samples, request.expires_at)
         return samples
 
     async def _submit(self, sequence: Sequence, model: ServedModel, request: GenerationRequest) -> None:
@@ -252,9 +212,9 @@ class Engine:
             self._check_fits(sequence, model)
         now = asyncio.get_running_loop().time()
         if request.expires_at < math.inf:
-            check_in_time(request, sequence, model.executors, self._drain_rate, request.expires_at - now)
-        if excess := self._wait_limit.excess(sequence, model):
-            raise self._queue_full(excess)
+            check_in_time(request, sequence, model.executors, self.lives.drain_rate, request.expires_at - now)
+        if excess := self.lives.wait_limit.excess(sequence, model):
+            raise self.lives.queue_full(excess)
         self.fleet.dispatch.submit(sequence, model)
 
     def _check_acceptable(self, request: GenerationRequest, model: ServedModel) -> None:
@@ -262,15 +222,12 @@ class Engine:
         without_s = model.without_executor_s
         if without_s > self._new_request_wait_s:
             raise Unavailable(f"no executor has been attached for {without_s:.1f} s")
-        if request.request_id in self._requests:
+        if request.request_id in self.lives.samples:
             raise DuplicateRequest(f"request_id: {request.request_id!r} is in use by a live request")
 
     def _check_running(self) -> None:
         if self._is_stopping:
             raise Unavailable("the scheduler is shutting down")
-
-    def _num_queued(self) -> int:
-        return sum(scheduler.state.num_waiting for scheduler in self.fleet.schedulers)
 
     def _check_fits(self, sequence: Sequence, model: ServedModel) -> None:
         """Raises InvalidRequest for what the model's length, or the memory of its largest executor, can never hold. One
@@ -295,117 +252,7 @@ class Engine:
         if sequence.sampling.min_tokens > most:
             raise InvalidRequest(FieldViolation("stop.min_tokens", f"is {sequence.sampling.min_tokens}; {limit}"))
 
-    def _end_waits(self, now: float) -> None:
-        """Of those who have waited for as long as they may, and are not in. For an executor that is lost they wait as
-        long as everybody does."""
-        for request_id in list(self._wait_limit.over(now)):
-            samples = self._requests[request_id]
-            if samples.is_admitted:
-                continue
-            if any(model.executors for model in self.fleet.models if model.name == samples.model):
-                samples.is_refused = True
-                self._fail(samples, self._queue_full("it has waited for max_wait_s"))
-            else:
-                self._wait_limit.begin(request_id, now)
-
-    def _queue_full(self, found: str) -> QueueFull:
-        return QueueFull(found, self._drain_rate.retry_after_s(self._num_queued()))
-
-    def _fail(self, samples: Samples, error: PagedError) -> None:
-        self._end(samples)
-        samples.fail(error)
-
     def _close(self, samples: Samples) -> None:
         """The client has its last message, or has gone."""
-        request_id = samples.reader.request_id
-        del self._requests[request_id]
         self._backlog.leave(samples.first.tenant)
-        self._expiries.remove(request_id)
-        self._wait_limit.end(request_id)
-        self.delivery.close(samples.reader)
-        if samples.first.state is not State.NEW and not samples.is_refused:
-            self._counts[samples.outcome] += 1
-            if samples.model not in self.times:  # with eleven histograms, not made for every request
-                self.times[samples.model] = RequestTimes()
-            self.times[samples.model].note_end(samples)
-        if samples.trace is not None:
-            tell_trace(samples.trace, samples)
-        self._end(samples)
-        samples.fail(RequestAborted("closed"))
-        for answer in samples.answers:
-            answer.sequence.owner = answer.sequence.group = None  # no cycle is left, so all of it is freed at once
-
-    def _end(self, samples: Samples) -> None:
-        """Nothing of the request is left in the core."""
-        for answer in reversed(samples.answers):  # those that are held go before the one that holds them
-            self._suspects.forget(answer)
-            self.fleet.dispatch.cancel(answer.sequence)
-
-    # --- what the fleet tells ---
-
-    def on_tick(self) -> None:
-        now, held_up = asyncio.get_running_loop().time(), bool(self.fleet.attached) and self._num_queued() > 0
-        self._drain_rate.note(now, self.fleet.accounts.num_gone, held_up=held_up)
-        for model in self.fleet.models:
-            model.note_admissions(now)
-        self._end_waits(now)
-        self._end_expired(now)
-        self._high_water.note(len(self._requests))
-        self._small_objects.note(len(self._requests))
-
-    def is_late(self) -> bool:
-        return self.delivery.is_late
-
-    def _look(self) -> None:
-        for driver in self.fleet.attached:
-            driver.look()
-
-    def on_plan(self) -> None:
-        now = asyncio.get_running_loop().time()
-        self._end_waits(now)
-        self._end_expired(now)
-
-    def _end_expired(self, now: float) -> None:
-        if now >= self._expiries.next_at:
-            for request_id in self._expiries.due(now):
-                found = "the deadline of the request, its own or the server's limit (max_request_s), has passed"
-                self.fail_request(request_id, DeadlineExceeded(found))
-
-    def fail(self, sequence: Sequence, error: PagedError) -> None:
-        self._fail(self._requests[sequence.request_id], error)
-
-    def fail_model(self, model: ServedModel, error: PagedError) -> None:
-        for samples in [samples for samples in self._requests.values() if samples.model == model.name]:
-            self._fail(samples, error)
-
-    def on_tokens(self, applied: Applied) -> None:
-        self._masks.on_tokens(applied.updated)
-
-    def _on_late_mask(self, sequence: Sequence) -> None:
-        self.fleet.dispatch.wake(sequence)
-        if sequence.state is State.ENDED:  # its last token was told of already, and no result will tell of this
-            self.delivery.note([sequence])
-
-    def on_applied(self, applied: Applied) -> None:
-        self._suspects.note_tokens(applied.updated)
-        self.delivery.note(applied.updated)
-        if applied.ended:
-            self.delivery.note(applied.ended)
-
-    def on_lost(self, ran: list[Sequence], *, alone: bool) -> None:
-        for answer in self._suspects.note_loss(ran, alone=alone):
-            self.fail(answer.sequence, RequestFailed("the executor was lost each time it computed this request"))
-
-    def _take(self, answer: Answer) -> None:
-        request_id, was_over = answer.sequence.request_id, answer.is_over
-        try:
-            answer.take()
-        except Exception:  # a fault of ours in one text must not stop the others
-            log.exception("text_failed", request=request_id)
-            answer.fail(RequestFailed("the text could not be made"))
-        if answer.error is not None:
-            if not was_over:
-                log.warning("answer_failed", request=request_id, reason=str(answer.error))
-            self._fail(self._requests[request_id], answer.error)  # the other samples are of no use now
-        elif answer.is_over:
-            self.fleet.dispatch.cancel(answer.sequence)  # a stop string: the core does not know yet
+        self.lives.close(samples)

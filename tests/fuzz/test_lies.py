@@ -189,7 +189,7 @@ async def lies(directory: Path, seed: int, num_lies: int) -> Counter[str]:
                     tasks.create_task(ask_until(engine, executor, num_lies, number, outcomes))
             executor.router.lies = False
             await answer_of_a_sane_executor(engine)
-            assert engine._requests == {}
+            assert engine.lives.samples == {}
             assert engine.load().used_blocks == 0
             for scheduler in engine.fleet.schedulers:
                 audit(scheduler.state)

@@ -149,7 +149,7 @@ async def lied_to(directory: Path, seed: int, num_lies: int) -> Counter[str]:
         assert ids == [list(simulated_continuation(prompt, 20, vocab_size=VOCAB_SIZE))]
         for scheduler in engine.fleet.schedulers:
             audit(scheduler.state)
-        assert engine._requests == {}
+        assert engine.lives.samples == {}
         assert engine.load().used_blocks == 0
     outcomes["lies"] = liar.num_lies
     return outcomes

@@ -111,7 +111,7 @@ async def test_who_would_have_to_pass_more_than_have_ever_gone_is_refused_and_wh
         while only_scheduler(engine).state.num_waiting < 28 or not engine.load().generated_tokens:
             await asyncio.sleep(0.001)
         now, gone = asyncio.get_running_loop().time(), engine.fleet.accounts.num_gone
-        rate = engine._drain_rate = DrainRate()
+        rate = engine.lives.drain_rate = DrainRate()
         rate.note(now - 2 * KNOWN_AFTER_S, gone)  # for so long nobody has gone
         rate.note(now, gone)
         with pytest.raises(DeadlineTooShort, match="28 that wait go before"):
@@ -129,7 +129,7 @@ async def test_many_who_come_at_once_after_a_rest_are_all_taken(tmp_path: Path) 
     async with engine_of(tmp_path, "--max-rows", "2") as engine:
         await samples_ids(engine, request(0, 60))
         now, gone = asyncio.get_running_loop().time(), engine.fleet.accounts.num_gone
-        rate = engine._drain_rate = DrainRate()
+        rate = engine.lives.drain_rate = DrainRate()
         rate.note(now - 2 * KNOWN_AFTER_S, gone, held_up=False)
         while rate.retry_after_s(0) == UNKNOWN_RETRY_S:  # as the engine itself sees it
             await asyncio.sleep(0.001)

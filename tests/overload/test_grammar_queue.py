@@ -128,13 +128,13 @@ async def test_a_request_whose_grammar_is_compiled_ends_like_any_that_waits(how:
     async with engine_of(tmp_path, max_wait_s=3600.0, max_grammar_s=60.0) as (engine, _):
         assert await asking(engine, "first", GOOD)
         slow = asking(engine, "slow", SLOW)
-        await until(lambda: "slow" in engine._requests)
+        await until(lambda: "slow" in engine.lives.samples)
         kind: type[PagedError]
         if how == "abort":
             assert engine.abort(["slow"]) == ["slow"]
             kind, reason = RequestAborted, "through the control service"
         else:
-            engine._end_waits(asyncio.get_running_loop().time() + 3600.0)
+            engine.lives.end_waits(asyncio.get_running_loop().time() + 3600.0)
             kind, reason = QueueFull, "has waited for max_wait_s"
         with pytest.raises(kind, match=reason):
             await asyncio.wait_for(slow, SOON_S)
@@ -147,7 +147,7 @@ async def test_a_worker_that_gets_no_cpu_is_no_fault_of_the_grammar(
     monkeypatch.setattr(grammar_check, "STARVED", 1.0)
     async with engine_of(tmp_path, max_grammar_s=2.0) as (engine, _):
         assert await asking(engine, "first", GOOD)
-        worker = engine._masks._check._worker
+        worker = engine.lives.masks._check._worker
         assert worker is not None
         worker.send_signal(signal.SIGSTOP)
         with pytest.raises(Unavailable, match="less than 2 s of a CPU in 2 s; try again"):

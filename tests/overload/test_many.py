@@ -86,7 +86,7 @@ async def many(address: str, count: int, seed: int) -> Counter[str]:
 
 async def settled(engine: Engine) -> None:
     async with asyncio.timeout(30):
-        while engine._requests or engine.load().running_sequences or engine.delivery._queue:
+        while engine.lives.samples or engine.load().running_sequences or engine.delivery._queue:
             await asyncio.sleep(0.01)
 
 
@@ -123,7 +123,7 @@ async def nothing_stays(directory: Path, warm_up: int, count: int) -> tuple[Coun
         backlog, accounts = engine._backlog, engine.fleet.accounts
         assert (backlog._live, backlog._opening_tokens, backlog._num_opening) == ({}, {}, 0)
         assert (accounts.waiting_tokens, accounts.num_waiting_tokens) == ({}, 0)
-        assert engine._expiries._at == {}
+        assert engine.lives._expiries._at == {}
         assert all(account.num_live == account.num_waiting == 0 for account in accounts._accounts.values())
         return ends, resident_mb() - before_mb
 

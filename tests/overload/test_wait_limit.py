@@ -80,14 +80,14 @@ def one_gets_in_each(engine: Engine, seconds: float) -> None:
 async def test_who_has_waited_for_as_long_as_it_may_ends_and_who_is_in_goes_on(tmp_path: Path) -> None:
     async with engine_of(tmp_path, max_wait_s=FOR_EVER_S) as (engine, _):
         running = await both_rows_taken(engine)
-        engine._wait_limit.max_wait_s = 0.1
+        engine.lives.wait_limit.max_wait_s = 0.1
         for number, options in ((2, {}), (3, {"num_samples": 3})):
             with pytest.raises(QueueFull, match="has waited for max_wait_s") as caught:
                 await asyncio.wait_for(asking(engine, number, **options), 30)
             assert caught.value.retry_after_s > 0
         assert not any(task.done() for task in running)
         await leave(*running)
-        engine._wait_limit.max_wait_s = FOR_EVER_S
+        engine.lives.wait_limit.max_wait_s = FOR_EVER_S
         assert [len(ids) for ids in await asking(engine, 4, max_tokens=200)] == [200]
         assert engine.load().failed_requests == 0, "what is refused has not failed"
         assert engine.load().cancelled_requests == 2
@@ -120,7 +120,7 @@ async def test_for_an_executor_that_is_lost_they_wait_as_long_as_for_any(tmp_pat
         endpoint = services[0].address
         services[0].kill()
         await until(lambda: not engine.load().executor_attached)
-        engine._end_waits(asyncio.get_running_loop().time() + FOR_EVER_S)
+        engine.lives.end_waits(asyncio.get_running_loop().time() + FOR_EVER_S)
         own = tmp_path / "next"
         own.mkdir()
         services.append(start_executor(own, *STEPS[:-1], "8", endpoint=endpoint))

@@ -96,7 +96,7 @@ async def test_after_streams_have_ended_nothing_of_them_is_kept_nor_waits_for_th
             finally:
                 gc.enable()
             assert kept == []
-            assert (engine._requests, engine.delivery._readers, engine.load().unread_bytes) == ({}, set(), 0)
+            assert (engine.lives.samples, engine.delivery._readers, engine.load().unread_bytes) == ({}, set(), 0)
 
 
 async def test_many_streams_rest_after_a_message_and_few_do_not(tmp_path: Path) -> None:

@@ -380,7 +380,7 @@ async def test_an_open_generation_has_no_task_and_few_objects(tmp_path: Path) ->
         async def begin(number: int) -> None:
             await call.write(begun(number, max_tokens=2000, ignore_eos=True))
             async with asyncio.timeout(SOON_S):
-                while len(engine._requests) <= number:
+                while len(engine.lives.samples) <= number:
                     await asyncio.sleep(0.001)
 
         await begin(0)
@@ -390,7 +390,7 @@ async def test_an_open_generation_has_no_task_and_few_objects(tmp_path: Path) ->
         for number in range(1, 41):
             await begin(number)
         gc.collect()
-        assert len(engine._requests) == 41
+        assert len(engine.lives.samples) == 41
         assert len(gc.get_objects()) - num_objects < 40 * OBJECTS
         assert len(asyncio.all_tasks()) == num_tasks
         call.cancel()

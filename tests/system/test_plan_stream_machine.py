@@ -219,7 +219,7 @@ class PlanStream(RuleBasedStateMachine):
             assert (
                 scheduler.state.num_waiting == scheduler.state.queue.num_rows == scheduler.state.queue.num_tokens == 0
             )
-        assert len(self.engine._requests) == 0
+        assert len(self.engine.lives.samples) == 0
 
 
 base = settings(deadline=None, stateful_step_count=25, suppress_health_check=list(HealthCheck), print_blob=True)

@@ -103,7 +103,7 @@ async def test_c1_6_a_cancelled_request_leaves_no_sample_behind(system: System, 
                         break
             plans.clear()
             await assert_forgotten(engine, plans)
-            assert engine._requests == {}
+            assert engine.lives.samples == {}
         assert engine.load().cancelled_requests == 50
         plans.clear()
         del deltas, request
