@@ -3,7 +3,7 @@
 import inspect
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from typing import Any, NoReturn
 
 import grpc
@@ -55,14 +55,14 @@ class ErrorBoundary(grpc.aio.ServerInterceptor):
             guarded = _guard_unary(handler.unary_unary, read, method, limits, self._calls)
             return grpc.stream_unary_rpc_method_handler(guarded, response_serializer=serialize)
         if inspect.isasyncgenfunction(handler.unary_stream):
-            guarded = _guard_stream(handler.unary_stream, read, method, limits, self._calls)
+            guarded = _guard_stream(handler.unary_stream, read, method, limits, self._calls, asks_on=False)
             return grpc.stream_stream_rpc_method_handler(guarded, response_serializer=serialize)
         # Health and reflection bring handlers of other shapes.
         if handler.unary_stream:
             guarded = _guard_unary(handler.unary_stream, read, method, limits, self._calls)
             return grpc.stream_stream_rpc_method_handler(guarded, response_serializer=serialize)
         if inspect.isasyncgenfunction(handler.stream_stream) and handler.request_deserializer is not None:
-            guarded = _guard_both(handler.stream_stream, read, method, limits, self._calls)
+            guarded = _guard_stream(handler.stream_stream, read, method, limits, self._calls, asks_on=True)
             return grpc.stream_stream_rpc_method_handler(guarded, response_serializer=serialize)
         return handler
 
@@ -98,30 +98,10 @@ def _guard_unary(
 
 
 def _guard_stream(
-    handle: Callable[..., Any], read: Read, method: str, limits: Limits, calls: LiveCalls
+    handle: Callable[..., Any], read: Read, method: str, limits: Limits, calls: LiveCalls, *, asks_on: bool
 ) -> Callable[..., Any]:
-    async def guarded(_requests: object, context: grpc.aio.ServicerContext) -> AsyncGenerator[Any, None]:
-        try:
-            limits.enter(context)
-            data = await _only_request(limits, context)
-            with limits.holding(len(data)), calls.going_on(method) as call:
-                async with aclosing(handle(await read(data), context)) as messages:
-                    async for message in messages:
-                        call.is_sending = True
-                        yield message
-                        call.is_sending = False
-                        call.check()
-        except grpc.aio.BaseError:
-            raise
-        except Exception as error:  # noqa: BLE001 - the boundary: logged, and told as a reference number
-            await _end(error, context, method)
+    """`asks_on`: its handler is given requests as they come, not one that has come."""
 
-    return guarded
-
-
-def _guard_both(
-    handle: Callable[..., Any], read: Read, method: str, limits: Limits, calls: LiveCalls
-) -> Callable[..., Any]:
     async def received(context: grpc.aio.ServicerContext) -> AsyncGenerator[Any, None]:
         while (data := await limits.arrivals.receive(context)) is not None:
             yield await read(data)
@@ -129,8 +109,10 @@ def _guard_both(
     async def guarded(_requests: object, context: grpc.aio.ServicerContext) -> AsyncGenerator[Any, None]:
         try:
             limits.enter(context)
-            with calls.going_on(method) as call:
-                async with aclosing(handle(received(context), context)) as messages:
+            data = None if asks_on else await _only_request(limits, context)
+            with nullcontext() if data is None else limits.holding(len(data)), calls.going_on(method) as call:
+                asked = received(context) if data is None else await read(data)
+                async with aclosing(handle(asked, context)) as messages:
                     async for message in messages:
                         call.is_sending = True
                         yield message
