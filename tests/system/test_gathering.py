@@ -6,52 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_svc.answer import Answer
 from scheduler_svc.core.sequence import EndReason
 from scheduler_svc.delivery import Delivery
 from scheduler_svc.driver import MAX_HOLD_S
 from scheduler_svc.gathering import Gathering
-from scheduler_svc.opening import open_request
 from scheduler_svc.requests import Delta, PlainDelta
-from scheduler_svc.samples import Samples
 from tests.processes import cleaned_up, start_executor
 from tests.system.engines import engine_over, only_scheduler
+from tests.system.gathered import FOREVER_S, give, new_delivery, opened, take
 from tests.system.test_delivery import read_all, request
 from tests.text.test_detokenizer import tokenizer_of
-
-NUM_TOKENS = 40
-FOREVER_S = 1e9
 
 
 @pytest.fixture
 def delivery() -> Delivery:
-    return Delivery(
-        max_unread_bytes=1 << 20, max_total_unread_bytes=1 << 20, take=Answer.take, fail=lambda name, error: None
-    )
-
-
-def opened(delivery: Delivery, gathering: Gathering, count: int, kind: str = "byte_level") -> list[Samples]:
-    tokenizer = tokenizer_of(kind)
-    return [
-        open_request(request(f"r{number}", NUM_TOKENS), tokenizer, (), None, delivery, gathering)
-        for number in range(count)
-    ]
-
-
-def give(delivery: Delivery, streams: list[Samples], *token_ids: int) -> None:
-    for samples in streams:
-        samples.first.token_ids.extend(token_ids)
-    delivery.note(samples.first for samples in streams)
-
-
-def take(gathering: Gathering) -> list[Delta | PlainDelta]:
-    """All there is, as a message that has left."""
-    deltas = []
-    while gathering.has_more:
-        deltas += [delta for _, delta in gathering.take()]
-        gathering.note_sending()
-        gathering.note_sent()
-    return deltas
+    return new_delivery()
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback", "word_piece"])
@@ -122,9 +91,9 @@ async def test_those_for_whom_there_was_no_time_leave_with_those_who_have_come_s
     gathering = Gathering(delivery)
     streams = opened(delivery, gathering, 4)
     give(delivery, streams[:3], 300)
-    with monkeypatch.context() as hurried:
-        hurried.setattr("scheduler_svc.gathering.WHOLE_S", -1.0)
-        assert [reader for reader, _ in gathering.take()] == [streams[0].reader]
+    monkeypatch.setattr("scheduler_svc.gathering.WHOLE_S", -1.0)
+    assert [reader for reader, _ in gathering.take()] == [streams[0].reader]
+    monkeypatch.setattr("scheduler_svc.gathering.WHOLE_S", FOREVER_S)
     gathering.note_sending()
     gathering.note_sent()
     give(delivery, [streams[3], streams[0]], 301)
