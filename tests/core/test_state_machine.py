@@ -10,7 +10,7 @@ from scheduler_svc.core.accounts import Accounts
 from scheduler_svc.core.admission import AdmissionQueue
 from scheduler_svc.core.audit import audit
 from scheduler_svc.core.cache_events import CacheEvents
-from scheduler_svc.core.plan import Amounts, Lease, LeaseChange, Plan, Returned
+from scheduler_svc.core.plan import Amounts, Lease, Plan
 from scheduler_svc.core.scheduler import NeverFits, Scheduler
 from scheduler_svc.core.sequence import EndReason, Sampling, Sequence, State
 from scheduler_svc.core.tenants import TenantLimits, Tenants
@@ -18,6 +18,7 @@ from tests.core.beam_oracle import beam_answers
 from tests.core.beams import beams_of
 from tests.core.histories import leases, requests, searches, thirds
 from tests.core.plain_executor import PlainExecutor, continuation, packed, prompt_scores
+from tests.core.plan_checks import Lent, PlanChecks
 
 
 class Core(RuleBasedStateMachine):
@@ -67,7 +68,6 @@ class Core(RuleBasedStateMachine):
     ) -> None:
         # Ids as a lease may have them: without order, never 0.
         blocks, rows = list(range(3 * num_blocks, 0, -3)), list(range(num_rows, 0, -1))
-        self.block_size = block_size
         self.lease = Lease(
             blocks,
             rows,
@@ -81,62 +81,24 @@ class Core(RuleBasedStateMachine):
         others = {answer for answers, _ in self.searches for answer in answers[1:]}
         assert not any(self.scheduler.state.bound(s) for s in hopeless if s not in others)
         self.executor = PlainExecutor(self.lease)
-        self.elsewhere = Returned([], [], 0)  # what others have of it
-        self.keep: Amounts | None = None
+        self.lent = Lent(self.scheduler, self.lease)
         self.attached = True
 
     @precondition(lambda self: self.attached)
     @rule(data=st.data())
     def recall(self, data: st.DataObject) -> None:
         """Others are to have a part of the lease; at most all of it."""
-        held = self._held()
+        held = self.lent.held
         rows = data.draw(st.integers(0, held.rows))
         tokens = data.draw(st.integers(min(rows + 1, held.tokens), held.tokens))
-        self.keep = Amounts(data.draw(st.integers(0, held.blocks)), rows, tokens)
-        self.scheduler.change_lease(LeaseChange(keep=self.keep))
+        self.lent.recall(Amounts(data.draw(st.integers(0, held.blocks)), rows, tokens))
 
-    @precondition(lambda self: self.attached and any(self._elsewhere_amounts()))
+    @precondition(lambda self: self.attached and any(self.lent.elsewhere))
     @rule(data=st.data())
     def grant(self, data: st.DataObject) -> None:
-        blocks, rows, tokens = (data.draw(st.integers(0, amount)) for amount in self._elsewhere_amounts())
-        held = self._held()
-        self._grant(blocks, max(0, min(rows, held.tokens + tokens - held.rows)), tokens)
-
-    def _grant(self, num_blocks: int, num_rows: int, num_tokens: int) -> None:
-        blocks, rows, tokens = self.elsewhere.blocks, self.elsewhere.rows, self.elsewhere.tokens
-        change = LeaseChange(blocks[:num_blocks], rows[:num_rows], num_tokens)
-        self.scheduler.change_lease(change)
-        self.elsewhere = Returned(blocks[num_blocks:], rows[num_rows:], tokens - num_tokens)
-        self.keep = None
-
-    def _held(self) -> Amounts:
-        state = self.scheduler.state
-        return Amounts(state.cache.pool.num_leased, state.columns.num_leased, state.tokens_per_step)
-
-    def _elsewhere_amounts(self) -> Amounts:
-        return Amounts(len(self.elsewhere.blocks), len(self.elsewhere.rows), self.elsewhere.tokens)
-
-    def _check_returned(self, plan: Plan, held: Amounts) -> None:
-        """What was recalled goes back with the next plan, all of it and nothing else."""
-        returned, gone = (
-            plan.returned,
-            Amounts(len(plan.returned.blocks), len(plan.returned.rows), plan.returned.tokens),
-        )
-        left = Amounts(*(amount - less for amount, less in zip(held, gone, strict=True)))
-        assert left == self._held()
-        if self.keep is None:
-            assert not any(gone)
-        else:
-            assert left.blocks == min(held.blocks, self.keep.blocks)
-            assert left.rows == min(held.rows, self.keep.rows)
-            assert left.tokens == min(held.tokens, max(self.keep.tokens, left.rows))
-        self.keep = None
-        others = self.elsewhere
-        self.elsewhere = Returned(
-            others.blocks + returned.blocks, others.rows + returned.rows, others.tokens + returned.tokens
-        )
-        lent = [*self.scheduler.state.cache.pool.leased, *self.elsewhere.blocks]
-        assert sorted(lent) == sorted(self.lease.block_ids), "a block is lost, or in two leases"
+        blocks, rows, tokens = (data.draw(st.integers(0, amount)) for amount in self.lent.elsewhere)
+        held = self.lent.held
+        self.lent.grant(Amounts(blocks, max(0, min(rows, held.tokens + tokens - held.rows)), tokens))
 
     @precondition(lambda self: self.attached)
     @rule(suspected=st.booleans())
@@ -237,73 +199,16 @@ class Core(RuleBasedStateMachine):
                 self.apply(not_finite=False)
 
     def _plan(self) -> bool:
-        before = self._free_blocks()
-        running = self._running()
-        waited = list(self.scheduler.state.queue)
-        held = self._held()
+        checks = PlanChecks(self.scheduler)
+        held, is_recalled = self.lent.held, self.lent.is_recalled
         plan = self.scheduler.plan()
         if plan is None:
-            assert self.keep is None or not any(h > k for h, k in zip(held, self.keep, strict=True))
+            assert not is_recalled, "what was recalled waits for a plan that has something to do"
             return False
         self.waiting_plans.append(plan)
-        self._check_returned(plan, held)
-        taken = set(plan.appended_blocks.tolist()) | {b for s in plan.started for b in s.blocks}
-        taken |= set(plan.copies.destinations)
-        shared = {b for s in plan.started for b in s.blocks[: s.num_computed // self.block_size]}
-        assert taken - shared <= before, "a plan uses a block that was freed while it was made"
-        victims = running - self._running()
-        self._check_order(victims, running - victims, waited, plan)
-        computed = [self.scheduler.state.sequence_in(row) for row in plan.rows.tolist()]
-        assert not victims & set(computed), "a victim is in the plan"
-        assert not (victims and plan.started), "a step that preempts admits nobody"
-        assert plan.num_tokens.sum() <= self.scheduler.state.tokens_per_step
-        if any(sequence.alone for sequence in self._running()):
-            assert all(s.alone for s in computed), "a sequence that must be alone has company"
-            assert len(computed) <= 1, "two sequences that must be alone"
-            return True
-        groups = {sequence.group for sequence in self._running()}
-        if alone := {group for group in groups if group is not None and group.handle.alone}:
-            assert {sequence.group for sequence in computed} <= alone, "a group that must be alone has company"
-            assert len(alone) == 1, "two groups that must be alone"
-            return True
-        started = [self.scheduler.state.sequence_in(start.row) for start in plan.started]
-        behind = {
-            sequence.row
-            for sequence in running - victims - set(computed)
-            if not any(s.priority > sequence.priority and s.rank < sequence.rank for s in started)
-        }
-        assert not behind or self._budget_spent(plan) or self._nothing_to_do(behind)
+        self.lent.check(plan, held)
+        checks.check(plan)
         return True
-
-    def _running(self) -> set[Sequence]:
-        state = self.scheduler.state
-        return {state.sequence_in(row) for row in state.columns.running_rows().tolist()}
-
-    def _check_order(self, victims: set[Sequence], stayed: set[Sequence], waited: list[Sequence], plan: Plan) -> None:
-        """The victims are the last in the order, or of lower priority than the first that waits and behind it."""
-        first = next((sequence for sequence in waited if sequence.state is State.WAITING), None)
-        for victim in victims:
-            if all(victim.rank > other.rank for other in stayed):
-                continue
-            assert first is not None
-            assert first.rank < victim.rank
-            assert first.priority > victim.priority
-            assert all(victim.rank > other.rank for other in stayed if other.priority < first.priority)
-        for start in plan.started:
-            assert first is None or self.scheduler.state.sequence_in(start.row).rank < first.rank
-
-    def _free_blocks(self) -> set[int]:
-        pool = self.scheduler.state.cache.pool
-        return {block for block in pool.leased if pool.is_free(block)}
-
-    def _budget_spent(self, plan: Plan) -> bool:
-        return int(plan.num_tokens.sum()) == self.scheduler.state.tokens_per_step
-
-    def _nothing_to_do(self, rows: set[int]) -> bool:
-        columns = self.scheduler.state.columns
-        return all(
-            columns.awaits_mask[r] or columns.num_tokens[r] + columns.in_flight[r] == columns.max_total[r] for r in rows
-        )
 
     @precondition(lambda self: any(s.needs_mask for s in self.sequences))
     @rule(data=st.data(), most=st.integers(1, 4))
@@ -404,7 +309,7 @@ class Core(RuleBasedStateMachine):
         """Everything that is still wanted ends, in a bounded number of steps, and leaves no block behind."""
         if not self.attached:
             self._attach(60, 5, 40, 4, 1000, 0)
-        self._grant(*self._elsewhere_amounts())
+        self.lent.grant(self.lent.elsewhere)
         for _ in range(1000 + 600 * (len(self.sequences) + len(self.searches))):
             while len(self.waiting_plans) < 2 and self._plan():
                 pass
