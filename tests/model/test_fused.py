@@ -1,6 +1,5 @@
 """Modules that are understood are replaced, others keep their own code; and what a model computes stays what it was."""
 
-import copy
 from pathlib import Path
 
 import pytest
@@ -10,42 +9,26 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from executor_svc.model import attention
 from executor_svc.model.fused import Products, fuse, norm
 from executor_svc.model.fused.agreement import error, is_as_good
 from executor_svc.model.fused.output import understand_embedding
 from executor_svc.model.fused.pages import give_back
 from executor_svc.model.proof import prove
 from executor_svc.model.refusal import ModelRefused
-from kernels import Rows, native_backend
-from kernels.cpu import supported
+from kernels import native_backend
 from kernels.cpu.linear import is_native
-from tests.model.families import SERVED, tiny_config
-from tests.tiny_models import TINY_DECODER
-
-MAX_LEN = 64
-LEVEL = supported()[0]
-BF16 = torch.bfloat16
-needs_native_products = pytest.mark.skipif(not is_native(LEVEL, BF16), reason="no native kernels for this CPU")
-
-
-def random_model(config, dtype=torch.float32):
-    torch.manual_seed(0)
-    config = copy.deepcopy(config)  # a model notes its attention function there
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval().requires_grad_(False)
-    for name, parameter in model.named_parameters():
-        if "norm" in name:  # ones, or zeros, would hide what is done with them
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return model.to(dtype)
-
-
-def family(name, **changes):
-    return tiny_config(name, SERVED[name] | changes)
-
-
-def fused(model, *, int8=False):
-    return fuse(model, prove(model, MAX_LEN), native_backend(LEVEL), Products(LEVEL, int8), MAX_LEN)
-
+from tests.model.families import SERVED
+from tests.model.fused_models import (
+    BF16,
+    LEVEL,
+    MAX_LEN,
+    family,
+    fused,
+    llama,
+    needs_native_products,
+    one_step,
+    random_model,
+)
 
 ALL = {"attention": 2, "norm": 5}
 ALL_BF16 = {**ALL, "linear": 1, "mlp": 2, "layer": 2}
@@ -88,10 +71,6 @@ def test_what_is_understood_is_replaced(name, in_fp32, in_bf16):
 )
 def test_attention_that_does_something_else_keeps_its_own_code(name, changes):
     assert "attention" not in fused(random_model(family(name, **changes))).replaced
-
-
-def llama(dtype=torch.float32, **changes):
-    return random_model(transformers.LlamaConfig(**TINY_DECODER | changes), dtype)
 
 
 def test_a_module_with_a_hook_keeps_its_own_code():
@@ -269,103 +248,6 @@ def distances_to_fp32(config, *, int8=False, measure=error):
 def paged_logits(model, layers, ids):
     """One row, in one step."""
     return model(**one_step(model, layers, ids)).logits[0]
-
-
-def one_step(model, layers, ids):
-    """What a model is to be given for one row in one step, for which it is made ready."""
-    current, backend = attention.CurrentStep(), native_backend(LEVEL)
-    attention.register()
-    model.set_attn_implementation(attention.ATTENTION_NAME)
-    for layer in layers:
-        caches = backend.allocate_caches(
-            2, MAX_LEN, layer.num_kv_heads, layer.key_dim, layer.value_dim, layer.dtype, model.device
-        )
-        attention.attach(layer.module, attention.PagedLayer(backend, *caches, current, layer.window))
-    current.tensors = attention.StepTensors(
-        MAX_LEN + torch.arange(len(ids)),
-        Rows(
-            block_tables=torch.ones(1, 1, dtype=torch.int32),
-            query_start=torch.tensor([0, len(ids)], dtype=torch.int32),
-            context_lens=torch.tensor([len(ids)], dtype=torch.int32),
-        ),
-    )
-    return {"input_ids": ids[None], "position_ids": torch.arange(len(ids))[None], "use_cache": False}
-
-
-def asked_for_two(model):
-    """Whether the last layer left the others out; what it gave then, and what those two are in a step of all tokens."""
-    layers = prove(model, MAX_LEN)
-    wanted = fuse(model, layers, native_backend(LEVEL), Products(LEVEL), MAX_LEN).wanted
-    tokens = torch.tensor([3, 29])
-    with torch.inference_mode():
-        inputs = one_step(model, layers, torch.arange(30))
-        with wanted.only(tokens):
-            some = model.base_model(**inputs).last_hidden_state[0]
-            heard = wanted.heard
-        return heard, some, model.base_model(**inputs).last_hidden_state[0, tokens]
-
-
-@needs_native_products
-@pytest.mark.parametrize("name", ["llama", "gemma2", "qwen3"])
-def test_the_last_layer_goes_on_with_the_tokens_that_are_wanted(name):
-    heard, some, expected = asked_for_two(random_model(family(name), BF16))
-    assert heard
-    assert error(some, expected) < 2**-8
-
-
-@needs_native_products
-def test_the_last_layer_goes_on_with_all_where_what_follows_looks_at_all():
-    model = llama(BF16)
-    layers = prove(model, MAX_LEN)
-    model.model.norm.register_forward_hook(lambda _module, _inputs, made: made + made.mean(1, keepdim=True))
-    wanted = fuse(model, layers, native_backend(LEVEL), Products(LEVEL), MAX_LEN).wanted
-    with torch.inference_mode(), wanted.only(torch.tensor([3, 29])):
-        assert model.base_model(**one_step(model, layers, torch.arange(30))).last_hidden_state.shape[1] == 30
-        assert not wanted.heard
-
-
-@needs_native_products
-@pytest.mark.parametrize("name", ["llama", "gemma2", "granite", "cohere"])
-def test_the_greedy_head_finds_the_largest_logit_and_tells_rows_that_are_not_finite(name):
-    model = random_model(family(name), BF16)
-    head = fused(model).greedy
-    hidden = torch.randn(9, 64, dtype=BF16)
-    hidden[4, 7] = torch.nan
-    with torch.inference_mode():
-        logits = model.lm_head(hidden)[:, :300]
-    cap = getattr(model.config, "final_logit_softcapping", None)
-    expected = (logits if cap is None else torch.tanh(logits / cap) * cap).argmax(-1)
-    expected[4] = -1
-    assert torch.equal(head(hidden, 300), expected)
-
-
-@needs_native_products
-def test_no_greedy_head_where_logits_are_not_those_of_the_head():
-    model = llama(BF16)
-    own = model.forward
-
-    def forward(*args, **kwargs):
-        made = own(*args, **kwargs)
-        made.logits[..., 5] += 1
-        return made
-
-    model.forward = forward
-    assert fused(model).greedy is None
-
-
-@needs_native_products
-@pytest.mark.parametrize("shift", [0.3, -torch.inf])
-def test_a_single_logit_of_many_that_is_not_the_head_s_is_noticed(shift):
-    model = llama(BF16, vocab_size=1 << 16)
-    own = model.forward
-
-    def forward(*args, **kwargs):
-        made = own(*args, **kwargs)
-        made.logits[..., 5] += shift * made.logits.abs().amax(-1)
-        return made
-
-    model.forward = forward
-    assert fused(model).greedy is None
 
 
 @pytest.mark.parametrize("plus_one", [False, True])

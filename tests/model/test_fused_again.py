@@ -10,7 +10,7 @@ from executor_svc.model.fused import HeadRule, OtherResults, Products, Recipe, R
 from executor_svc.model.proof import prove
 from kernels import native_backend
 from kernels.cpu.linear import is_native
-from tests.model.test_fused import BF16, LEVEL, MAX_LEN, family, fused, needs_native_products, random_model
+from tests.model.fused_models import BF16, LEVEL, MAX_LEN, family, fused, needs_native_products, random_model
 
 FAMILIES = ["llama", "qwen3", "phi3", "glm", "gemma2", "gpt_oss", "cohere", "gpt_neox", "gpt2", "granite", "qwen2"]
 

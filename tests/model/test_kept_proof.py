@@ -12,7 +12,7 @@ from executor_svc.model import kept_proof, load, proof_key, understanding
 from kernels import native_backend
 from tests.model.conftest import MAX_ROWS, random_ids, settings_for
 from tests.model.driver import Driver
-from tests.model.test_fused import LEVEL
+from tests.model.fused_models import LEVEL
 from tests.model.test_margin import NUM_OUTPUTS, assert_margin, greedy
 
 

@@ -7,7 +7,7 @@ from executor_svc.model import load, understanding
 from executor_svc.model.fused import Products, packed_head
 from executor_svc.model.fused.agreement import ROUNDING, error
 from tests.model.conftest import settings_for
-from tests.model.test_fused import BF16, LEVEL, family, needs_native_products, random_model
+from tests.model.fused_models import BF16, LEVEL, family, needs_native_products, random_model
 
 IDS = torch.arange(5)
 
