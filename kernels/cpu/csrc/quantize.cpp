@@ -15,7 +15,7 @@
 namespace paged {
 namespace {
 
-constexpr int64_t kRowsAtOnce = 8;
+constexpr int64_t kRowsPerItem = 8;
 constexpr float kLargest = 127.0f;
 
 // The largest |x|; NaN or infinity where one of them is not finite.
@@ -60,8 +60,8 @@ float quantize_row(const c10::BFloat16* x, int64_t inputs, uint8_t* to, int64_t 
 
 void quantize_rows(const c10::BFloat16* x, int64_t stride, int64_t count, int64_t inputs, uint8_t* to, int64_t padded,
                    float* scales) {
-  for_each_item(divide_up(count, kRowsAtOnce), [&](int64_t item) {
-    for (int64_t r = item * kRowsAtOnce; r < std::min(count, (item + 1) * kRowsAtOnce); ++r) {
+  for_each_item(divide_up(count, kRowsPerItem), [&](int64_t item) {
+    for (int64_t r = item * kRowsPerItem; r < std::min(count, (item + 1) * kRowsPerItem); ++r) {
       scales[r] = quantize_row(x + r * stride, inputs, to + r * padded, padded);
     }
   });

@@ -13,7 +13,7 @@
 
 namespace paged {
 
-constexpr int64_t kRowsAtOnce = 8;
+constexpr int64_t kRowsPerItem = 8;
 // So that rows lie a line more than a power of two apart: else they would push each other out of the first cache.
 constexpr int64_t kRowGap = 16;
 
@@ -27,8 +27,8 @@ inline void PreparedRows::prepare(const PackedWeight&, int64_t inputs, int64_t p
   kept_ = at::empty({count, stride}, narrow.options().dtype(at::kFloat));
   const c10::BFloat16* from = narrow.const_data_ptr<c10::BFloat16>();
   float* to = kept_.mutable_data_ptr<float>();
-  for_each_item(divide_up(count, kRowsAtOnce), [&](int64_t item) {
-    for (int64_t r = item * kRowsAtOnce; r < std::min(count, (item + 1) * kRowsAtOnce); ++r) {
+  for_each_item(divide_up(count, kRowsPerItem), [&](int64_t item) {
+    for (int64_t r = item * kRowsPerItem; r < std::min(count, (item + 1) * kRowsPerItem); ++r) {
       widen_row(from + r * narrow_stride, inputs, to + r * stride, padded);
     }
   });
