@@ -1,7 +1,10 @@
 """Who reads the answers of one call: whether it waits for a message, and how much waits for it."""
 
 import asyncio
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from scheduler_svc.answer import Answer
 
 
 class Reader:
@@ -31,7 +34,7 @@ class Reader:
         if self._turn is not None and not self._turn.done():
             self._turn.set_result(None)
 
-    def takes(self, answer: object) -> bool:
+    def takes(self, answer: "Answer") -> bool:
         """Whether it sees to what is new of the answer by itself, without a turn of the delivery's."""
         return False
 
