@@ -191,7 +191,7 @@ class Answer:
         if not self.is_over:
             self._error = error
             self._text = None  # nothing of it will be said, though its reader may never come to hear why
-            if self.sequence.logprobs:
+            if isinstance(self.sequence.logprobs, list):
                 self.sequence.logprobs.clear()
             self.has_news = True
             self.reader.wake()

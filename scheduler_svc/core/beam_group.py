@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from scheduler_svc.core.beam import BeamParameters, BeamSearch, outputs_of
 from scheduler_svc.core.beam_start import BeamStart
-from scheduler_svc.core.sequence import EndReason, Sampling, Sequence, State, TokenLogprobs
+from scheduler_svc.core.sequence import EndReason, Sampling, Sequence, State, TokenLogprobs, writable
 
 MAX_IDS = 1 << 22  # of all beams together: an executor takes no larger plan than its max_message_bytes
 
@@ -102,7 +102,7 @@ class BeamGroup:
             sequence.end_reason = EndReason.END_TOKEN if nodes[-1].token in ends else EndReason.LENGTH
             sequence.num_cached = self.handle.num_cached
             if self.handle.sampling.logprobs is not None:
-                sequence.logprobs.extend(node.logprobs for node in nodes)
+                writable(sequence.logprobs).extend(node.logprobs for node in nodes)
         return self.answers
 
     def fail(self, reason: EndReason) -> list[Sequence]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from scheduler_svc.core.sequence import Sampling, Sequence, State, TokenLogprobs
+from scheduler_svc.core.sequence import Sampling, Sequence, State, TokenLogprobs, writable
 from scheduler_svc.core.state import CoreState
 
 
@@ -52,5 +52,5 @@ def take(scored: Scored, entries: list[TokenLogprobs]) -> bool:
     if sequence.state is State.ENDED:
         return True
     num_known = len(sequence.prompt_logprobs) - scored.begin  # of these entries
-    sequence.prompt_logprobs.extend(entries[num_known:])
+    writable(sequence.prompt_logprobs).extend(entries[num_known:])
     return all(entry.rank > 0 for entry in entries)

@@ -7,7 +7,7 @@ import numpy as np
 from scheduler_svc.core import prompt_scores
 from scheduler_svc.core.beams import Beams
 from scheduler_svc.core.plan import LogprobColumn, Result
-from scheduler_svc.core.sequence import EndReason, Sequence, State, TokenLogprobs
+from scheduler_svc.core.sequence import EndReason, Sequence, State, TokenLogprobs, writable
 from scheduler_svc.core.state import CoreState, InFlight
 from scheduler_svc.core.token_ids import TOKEN_IDS
 
@@ -92,7 +92,7 @@ class Results:
         if logprobs is not None:
             for sequence, entry in zip(sequences, logprobs, strict=True):
                 if entry is not None:
-                    sequence.logprobs.append(entry)
+                    writable(sequence.logprobs).append(entry)
         self._state.counters.generated_tokens += len(rows)
         self._publish_outputs(rows, sequences)
         at_end = (columns.end_ids[rows] == tokens[:, None]).any(axis=1)
@@ -120,7 +120,7 @@ class Results:
         sequence.num_owed -= 1
         sequence.token_ids.append(token)
         if logprobs is not None:
-            sequence.logprobs.append(logprobs)
+            writable(sequence.logprobs).append(logprobs)
         self._state.counters.generated_tokens += 1
         applied.updated.append(sequence)
         if token in sequence.end_token_ids or len(sequence.token_ids) >= sequence.max_total:

@@ -3,7 +3,7 @@
 import enum
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from scheduler_svc.core.beam_group import BeamGroup
@@ -53,7 +53,6 @@ class Rank(NamedTuple):
 
 UNRANKED = Rank(0.0, 0, 0)
 NEUTRAL = Sampling()
-NO_LOGPROBS = cast(list["TokenLogprobs"], ())  # to which nobody can add any
 
 
 class EndReason(enum.Enum):
@@ -106,8 +105,9 @@ class Sequence:
     held: Items["Sequence"] = ()
     group: "BeamGroup | None" = None
     score: float | None = None  # of an answer of a beam search
-    logprobs: list["TokenLogprobs"] = NO_LOGPROBS
-    prompt_logprobs: list["TokenLogprobs"] = NO_LOGPROBS  # of all prompt tokens but the first, so far
+    # Lists where they are asked for; most sequences have none.
+    logprobs: "list[TokenLogprobs] | tuple[()]" = ()
+    prompt_logprobs: "list[TokenLogprobs] | tuple[()]" = ()  # of all prompt tokens but the first, so far
     block_hashes: BlockHashes = field(
         default_factory=BlockHashes
     )  # of the full blocks of token_ids, as far as computed
@@ -168,3 +168,10 @@ class TokenLogprobs:
     rank: int
     top_ids: list[int]
     top_logprobs: list[float]
+
+
+def writable(entries: list[TokenLogprobs] | tuple[()]) -> list[TokenLogprobs]:
+    """Those of a sequence that asks for them. Raises TypeError where it does not."""
+    if isinstance(entries, list):
+        return entries
+    raise TypeError("log-probabilities of a sequence that asks for none")
