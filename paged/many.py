@@ -51,15 +51,17 @@ class NotTaken(Exception):
 
 
 Plain = tuple[str, list[int]]  # text and tokens of a message that has nothing else
+Listener = Callable[[inference_pb2.GenerateResponse | Plain], None]
 
 
 class Generation:
     """One of those of a call: an iterator of its messages, which raises PagedClientError, NotTaken. `close` it when it
-    is left."""
+    is left. A `listener` hears of each message as it comes, in place of the iterator, which then only ends."""
 
-    def __init__(self, number: int, forget: Callable[["Generation"], None]) -> None:
+    def __init__(self, number: int, forget: Callable[["Generation"], None], listener: Listener | None) -> None:
         self.number = number
         self._forget = forget
+        self._listener = listener
         self._messages: deque[inference_pb2.GenerateResponse | Plain] = deque()
         self._unread_bytes = 0
         self._has_ended = False
@@ -97,6 +99,9 @@ class Generation:
         return message
 
     def add(self, message: inference_pb2.GenerateResponse | Plain) -> None:
+        if self._listener is not None:
+            self._listener(message)
+            return
         if self._messages or self._waiting is None:
             self._unread_bytes += _num_bytes(message)
             if self._unread_bytes > MAX_UNREAD_BYTES and self._messages:
@@ -156,9 +161,11 @@ class _Call:
         """Whether one may begin that has these: with a token of before, it would end when that does."""
         return not self._closes and time.monotonic() < self._takes_until and metadata == self._metadata
 
-    def begin(self, request: inference_pb2.GenerateRequest, timeout_s: float | None) -> Generation:
+    def begin(
+        self, request: inference_pb2.GenerateRequest, timeout_s: float | None, listener: Listener | None
+    ) -> Generation:
         self._last_number += 1
-        generation = self._generations[self._last_number] = Generation(self._last_number, self._cancel)
+        generation = self._generations[self._last_number] = Generation(self._last_number, self._cancel, listener)
         action = inference_pb2.GenerationAction(number=self._last_number, generate=request)
         if timeout_s is not None:
             action.timeout_ms = min(math.ceil(1000 * timeout_s), 2**32 - 1)
@@ -283,7 +290,13 @@ class Many:
         if left_s > 0:
             await asyncio.sleep(left_s)
 
-    def begin(self, request: inference_pb2.GenerateRequest, timeout_s: float | None, metadata: Any) -> Generation:
+    def begin(
+        self,
+        request: inference_pb2.GenerateRequest,
+        timeout_s: float | None,
+        metadata: Any,
+        listener: Listener | None = None,
+    ) -> Generation:
         """In the call that has fewest. Raises NotTaken."""
         if request.ByteSize() > MAX_REQUEST_BYTES:
             raise NotTaken
@@ -300,7 +313,7 @@ class Many:
         if len(calls) < min(math.isqrt(num_generations) + 1, MAX_CALLS):
             calls = [_Call(self._generate_many, metadata)]
             self._calls += calls
-        return min(calls, key=len).begin(request, timeout_s)
+        return min(calls, key=len).begin(request, timeout_s, listener)
 
     async def close(self) -> None:
         for call in self._calls:

@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -12,7 +12,7 @@ import grpc.aio
 from paged.errors import PagedClientError, translated
 from paged.load.lengths import Mix, mixed_lengths
 from paged.load.seen import Seen
-from paged.many import Generation, Many, NotTaken
+from paged.many import Many, NotTaken, Plain
 from paged.v1 import inference_pb2
 
 METHOD = "/paged.v1.InferenceService/Generate"
@@ -67,8 +67,8 @@ class LoadGenerator:
         )
         self._cold = set(range(load.streams)) if load.rate is None else set()
         self._warm = asyncio.Event()
-        self._seen: Seen | None = None
-        self._began = 0.0
+        self.seen: Seen | None = None  # of the window that goes on
+        self.began = 0.0  # in seconds of time.perf_counter()
         self._sent: set[asyncio.Task[bool]] = set()  # and not yet ended
         self._asking: list[asyncio.Task[None]] = []
         self.last_error: PagedClientError | None = None
@@ -100,15 +100,15 @@ class LoadGenerator:
 
     def begin(self) -> None:
         """A window begins."""
-        self._seen = Seen()
-        self._began = time.perf_counter()
+        self.seen = Seen()
+        self.began = time.perf_counter()
 
     def end(self) -> Seen:
         """What was seen in the window, which ends. Requests that were sent in it go on to be counted in it."""
-        if self._seen is None:
+        if self.seen is None:
             raise RuntimeError("end() comes after begin()")
-        seen, self._seen = self._seen, None
-        seen.seconds = time.perf_counter() - self._began
+        seen, self.seen = self.seen, None
+        seen.seconds = time.perf_counter() - self.began
         return seen
 
     def ask_no_more(self) -> None:
@@ -130,8 +130,8 @@ class LoadGenerator:
             await asyncio.sleep(max(at - time.perf_counter(), 0))
             if len(self._sent) < self._load.streams:
                 self._send(0, self._request(chance, *self._load.output_tokens), at)
-            elif self._seen is not None:
-                self._seen.unsent += 1
+            elif self.seen is not None:
+                self.seen.unsent += 1
 
     async def _stream(self, number: int) -> None:
         chance = random.Random(self._load.seed * 1_000_003 + number)
@@ -154,66 +154,57 @@ class LoadGenerator:
 
     async def _counted(self, number: int, request: bytes, due: float) -> bool:
         """Whether it failed."""
-        sent_in = self._seen
+        sent_in = self.seen
         if sent_in is not None:
             sent_in.sent += 1
             sent_in.unfinished += 1
-        answer = self._shared(request) if self._load.share_calls else _Call(self._generate, request, self._metadata)
+        answer = _Answer(self, number, due, sent_in)
         try:
-            await self._answer(number, answer, due, sent_in)
-        except (PagedClientError, grpc.aio.AioRpcError, asyncio.CancelledError) as error:
-            failure = await answer.translated(error)
-            if not isinstance(failure, PagedClientError):
-                raise
+            if not (self._load.share_calls and await self._read_shared(request, answer)):
+                await self._read(request, answer)
+        except PagedClientError as failure:
             self.last_error = failure
             if sent_in is not None:
                 sent_in.unfinished -= 1
                 _count(sent_in.errors, failure.code.name)
-            elif self._seen is not None:
-                _count(self._seen.earlier_errors, failure.code.name)
-            self._note_warm(number)
+            elif self.seen is not None:
+                _count(self.seen.earlier_errors, failure.code.name)
+            self.note_warm(number)
             return True
-        finally:
-            answer.close()
+        answer.finish()
         return False
 
-    def _shared(self, request: bytes) -> "_Call | _Shared":
-        def own() -> _Call:
-            return _Call(self._generate, request, self._metadata)
-
-        parsed = inference_pb2.GenerateRequest.FromString(request)
+    async def _read(self, request: bytes, answer: "_Answer") -> None:
+        """In a call of its own."""
+        call = self._generate(request, metadata=self._metadata)
         try:
-            return _Shared(self._many.begin(parsed, None, self._metadata), own)
+            while (data := await call.read()) is not grpc.aio.EOF:
+                answer.count(len(inference_pb2.GenerateResponse.FromString(data).token_ids))
+        except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
+            raise await translated(call, error) from None
+        finally:
+            call.cancel()
+
+    async def _read_shared(self, request: bytes, answer: "_Answer") -> bool:
+        """Whether there is a call with others that takes it. What comes is counted without waking anybody, which would
+        cost as much as all else that is done with it."""
+
+        def count(news: inference_pb2.GenerateResponse | Plain) -> None:
+            answer.count(len(news[1] if isinstance(news, tuple) else news.token_ids))
+
+        try:
+            parsed = inference_pb2.GenerateRequest.FromString(request)
+            generation = self._many.begin(parsed, None, self._metadata, count)
+            try:
+                async for _ in generation:
+                    pass
+            finally:
+                generation.close()
         except NotTaken:
-            return own()
+            return False
+        return True
 
-    async def _answer(self, number: int, answer: "_Call | _Shared", due: float, sent_in: Seen | None) -> None:
-        first = last = 0.0
-        num_after_first = 0
-        while (num_tokens := await answer.num_tokens()) is not None:
-            if not num_tokens:
-                continue
-            now, seen = time.perf_counter(), self._seen
-            if seen is not None:
-                seen.count_tokens(num_tokens, int(now - self._began))
-                if first:
-                    seen.gaps_s.append(now - last)
-            if first:
-                num_after_first += num_tokens
-            else:
-                first = now
-                self._note_warm(number)
-                if sent_in is not None:
-                    sent_in.ttft_s.append(now - due)
-            last = now
-        if sent_in is not None:
-            sent_in.finished += 1
-            sent_in.unfinished -= 1
-            sent_in.latency_s.append(time.perf_counter() - due)
-            if num_after_first:
-                sent_in.per_token_s.append((last - first) / num_after_first)
-
-    def _note_warm(self, number: int) -> None:
+    def note_warm(self, number: int) -> None:
         self._cold.discard(number)
         if not self._cold:
             self._warm.set()
@@ -231,50 +222,47 @@ class LoadGenerator:
         ).SerializeToString()
 
 
-class _Call:
-    """An answer that has a call of its own."""
+class _Answer:
+    """What is seen of one request, which was `sent_in` a window, or in none."""
 
-    def __init__(self, generate: Any, request: bytes, metadata: Sequence[tuple[str, str]]) -> None:
-        self._call = generate(request, metadata=metadata)
+    __slots__ = ("_due", "_first", "_generator", "_last", "_num_after_first", "_number", "_sent_in")
 
-    async def num_tokens(self) -> int | None:
-        """Of the next message; None after the last."""
-        data = await self._call.read()
-        return None if data is grpc.aio.EOF else len(inference_pb2.GenerateResponse.FromString(data).token_ids)
+    def __init__(self, generator: LoadGenerator, number: int, due: float, sent_in: Seen | None) -> None:
+        self._generator = generator
+        self._number = number
+        self._due = due
+        self._sent_in = sent_in
+        self._first = self._last = 0.0
+        self._num_after_first = 0
 
-    async def translated(self, error: BaseException) -> BaseException:
-        return await translated(self._call, error)
+    def count(self, num_tokens: int) -> None:
+        """Of a message that has come."""
+        if not num_tokens:
+            return
+        now, generator = time.perf_counter(), self._generator
+        seen = generator.seen
+        if seen is not None:
+            seen.count_tokens(num_tokens, int(now - generator.began))
+            if self._first:
+                seen.gaps_s.append(now - self._last)
+        if self._first:
+            self._num_after_first += num_tokens
+        else:
+            self._first = now
+            generator.note_warm(self._number)
+            if self._sent_in is not None:
+                self._sent_in.ttft_s.append(now - self._due)
+        self._last = now
 
-    def close(self) -> None:
-        self._call.cancel()
-
-
-class _Shared:
-    """The same face, of an answer in a call with others, or in `own` where no such call takes it."""
-
-    def __init__(self, generation: Generation, own: Callable[[], _Call]) -> None:
-        self._generation = generation
-        self._own = own
-        self._call: _Call | None = None
-
-    async def num_tokens(self) -> int | None:
-        if self._call is None:
-            try:
-                news = await self._generation.news()
-                return len(news[1] if isinstance(news, tuple) else news.token_ids)
-            except StopAsyncIteration:
-                return None
-            except NotTaken:
-                self._call = self._own()
-        return await self._call.num_tokens()
-
-    async def translated(self, error: BaseException) -> BaseException:
-        return error if self._call is None else await self._call.translated(error)
-
-    def close(self) -> None:
-        self._generation.close()
-        if self._call is not None:
-            self._call.close()
+    def finish(self) -> None:
+        """It has come to its end."""
+        seen = self._sent_in
+        if seen is not None:
+            seen.finished += 1
+            seen.unfinished -= 1
+            seen.latency_s.append(time.perf_counter() - self._due)
+            if self._num_after_first:
+                seen.per_token_s.append((self._last - self._first) / self._num_after_first)
 
 
 def _count(counts: dict[str, int], what: str) -> None:

@@ -50,7 +50,8 @@ class Seen:
         """Of one message, that came in this second of the window."""
         self.tokens += num_tokens
         self.messages += 1
-        self.tokens_by_second.extend([0] * (second + 1 - len(self.tokens_by_second)))
+        if second >= len(self.tokens_by_second):
+            self.tokens_by_second.extend([0] * (second + 1 - len(self.tokens_by_second)))
         self.tokens_by_second[second] += num_tokens
 
 
