@@ -12,6 +12,8 @@ from paged.credentials import is_local_target
 # What a scheduler says of this name to its health service: whether it takes new requests. It does until it is told to
 # stop, and with or without an executor.
 ACCEPTING = "paged.v1.Accepting"
+# In the initial metadata of a call that many answers share: which scheduler it is, by a name that no other process has.
+SCHEDULER_KEY = "paged-scheduler"
 KEEPALIVE_MS, KEEPALIVE_TIMEOUT_MS = 30_000, 10_000
 MIN_RESOLUTION_MS = 2_000  # between two look-ups of the target's name
 MAX_RECONNECT_MS = 5_000  # between attempts to reach a scheduler that is away

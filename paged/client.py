@@ -285,7 +285,7 @@ class Client:
         self, many: Many, request: inference_pb2.GenerateRequest, timeout_s: float | None
     ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
         """In a call with others. Raises NotTaken."""
-        await many.settled()
+        await many.settled(self._token.metadata)
         self._check_open()
         generation = many.begin(request, timeout_s, self._token.metadata)
         try:

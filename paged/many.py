@@ -1,6 +1,7 @@
 """Generations that share calls: a message then brings what is new of many, which costs both ends less (GenerateMany).
 
-There are about as many calls as each has generations, so that schedulers, which calls go to in turn, get equal shares.
+There is one for each scheduler, so that they get equal shares and none has more messages than it must. gRPC sends calls
+to schedulers in turn: others are begun until they come to where there is one already.
 """
 
 import asyncio
@@ -8,12 +9,14 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import grpc
 import grpc.aio
 
 from paged.addresses import has_one_address
+from paged.channel import SCHEDULER_KEY
 from paged.errors import (
     DETAILS_KEY,
     DeadlineExceededError,
@@ -25,10 +28,11 @@ from paged.errors import (
 )
 from paged.v1 import inference_pb2
 
-MAX_CALLS = 6  # equal shares for two, three or six schedulers; each costs its messages
+MAX_UNKNOWN_CALLS = 6  # of which it is not known yet where they have come to, as in a burst at the beginning
 # Later generations begin in new calls: those may go to schedulers that are new.
 MAX_AGE_S = 30.0
 # That a new client waits once for the other addresses, when one has been connected: all its calls would go to that one.
+# Then, as long at most, for its calls to have found all schedulers.
 FIRST_S = 0.2
 # A larger request has a call of its own: one that is too large for the scheduler ends its call, and others would wait
 # behind it.
@@ -140,11 +144,16 @@ class Generation:
 
 
 class _Call:
-    """One call of GenerateMany, with its metadata."""
+    """One call of GenerateMany, with its metadata. `note_scheduler` hears when it is known where it has come to."""
 
-    def __init__(self, generate_many: Callable[..., Any], metadata: Any) -> None:
+    def __init__(
+        self, generate_many: Callable[..., Any], metadata: Any, note_scheduler: Callable[["_Call"], None]
+    ) -> None:
         self._call = generate_many(metadata=metadata)
-        self._metadata = metadata
+        self.metadata = metadata
+        self._note_scheduler = note_scheduler
+        self.scheduler: str | None = None
+        self.is_answered = asyncio.Event()  # by whom, or not at all
         self._last_number = 0
         self._unsent: deque[inference_pb2.GenerationAction] = deque()
         self._has_unsent = asyncio.Event()
@@ -159,7 +168,7 @@ class _Call:
 
     def takes(self, metadata: Any) -> bool:
         """Whether one may begin that has these: with a token of before, it would end when that does."""
-        return not self._closes and time.monotonic() < self._takes_until and metadata == self._metadata
+        return not self._closes and time.monotonic() < self._takes_until and metadata == self.metadata
 
     def begin(
         self, request: inference_pb2.GenerateRequest, timeout_s: float | None, listener: Listener | None
@@ -223,6 +232,11 @@ class _Call:
 
     async def _read(self) -> None:
         try:
+            told = dict(await self._call.initial_metadata() or ())
+            if SCHEDULER_KEY in told:
+                self.scheduler = str(told[SCHEDULER_KEY])
+                self._note_scheduler(self)
+            self.is_answered.set()
             async for message in self._call:
                 self._take(message)
             error: BaseException = _ended("the call has ended")
@@ -234,6 +248,7 @@ class _Call:
             error = client_error(grpc.StatusCode.INTERNAL, found, ())
         self._closes = True
         self._has_unsent.set()
+        self.is_answered.set()
         failure = _failure(error, has_answered=self._has_answered)
         generations, self._generations = self._generations, {}
         for generation in generations.values():
@@ -277,18 +292,28 @@ class Many:
         self._channel = channel
         self._has_one_address = has_one_address(target)
         self._calls: list[_Call] = []
-        self._settles_at: float | None = None
+        self._ending: list[_Call] = []  # in which nothing more begins
+        self._num_same = 0  # calls, the last ones, that came to where there was one
+        self._finding: asyncio.Task[None] | None = None
 
-    async def settled(self) -> None:
-        """Comes before the first `begin`."""
-        if self._has_one_address:
-            return
-        if self._settles_at is None:
-            self._channel.get_state(try_to_connect=True)
-            self._settles_at = time.monotonic() + FIRST_S
-        left_s = self._settles_at - time.monotonic()
-        if left_s > 0:
-            await asyncio.sleep(left_s)
+    async def settled(self, metadata: Any) -> None:
+        """Comes before each `begin`, and takes a while before the first one."""
+        if not self._has_one_address:
+            if self._finding is None:
+                self._finding = asyncio.create_task(self._find_all(metadata))
+            if not self._finding.done():
+                await asyncio.wait([self._finding])
+
+    async def _find_all(self, metadata: Any) -> None:
+        self._channel.get_state(try_to_connect=True)
+        await asyncio.sleep(FIRST_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_S):
+                while self._may_come_elsewhere():
+                    call = self._open(metadata)
+                    await call.is_answered.wait()
+                    if call.scheduler is None:
+                        return
 
     def begin(
         self,
@@ -300,25 +325,52 @@ class Many:
         """In the call that has fewest. Raises NotTaken."""
         if request.ByteSize() > MAX_REQUEST_BYTES:
             raise NotTaken
-        calls, others = [], []
-        for call in self._calls:
-            if call.takes(metadata):
-                calls.append(call)
-            else:
-                call.end_if_unused()
-                if len(call):
-                    others.append(call)
-        self._calls = calls + others
-        num_generations = sum(map(len, self._calls))
-        if len(calls) < min(math.isqrt(num_generations) + 1, MAX_CALLS):
-            calls = [_Call(self._generate_many, metadata)]
-            self._calls += calls
-        return min(calls, key=len).begin(request, timeout_s, listener)
+        calls = [call for call in self._calls if call.takes(metadata)]
+        if len(calls) < len(self._calls):
+            self._num_same = 0  # in place of what has ended there may be somebody new
+            for call in self._calls:
+                if call not in calls:
+                    self._leave(call)
+        self._ending = [call for call in self._ending if len(call)]
+        self._calls = calls
+        is_worth_it = len(calls) <= math.isqrt(sum(map(len, calls)))
+        is_other = not calls or (is_worth_it and self._may_come_elsewhere())
+        call = self._open(metadata) if is_other else min(calls, key=len)
+        return call.begin(request, timeout_s, listener)
+
+    def _open(self, metadata: Any) -> _Call:
+        call = _Call(self._generate_many, metadata, self._note_scheduler)
+        self._calls.append(call)
+        return call
+
+    def _may_come_elsewhere(self) -> bool:
+        """Whether one more call may come to where there is none. Not once as many as there are, and one more for turns
+        that other calls of the channel have had, have come to where there was one."""
+        num_unknown = sum(call.scheduler is None for call in self._calls)
+        return self._num_same <= len(self._calls) and num_unknown < MAX_UNKNOWN_CALLS and not self._has_one_address
+
+    def _note_scheduler(self, call: _Call) -> None:
+        if call not in self._calls:
+            return
+        if any(other is not call and other.scheduler == call.scheduler for other in self._calls):
+            self._num_same += 1
+            self._calls.remove(call)
+            self._leave(call)
+        else:
+            self._num_same = 0
+
+    def _leave(self, call: _Call) -> None:
+        """Nothing more begins in it."""
+        call.end_if_unused()
+        self._ending.append(call)
 
     async def close(self) -> None:
-        for call in self._calls:
+        if self._finding is not None:
+            self._finding.cancel()
+        calls = [*self._calls, *self._ending]
+        for call in calls:
             call.cancel()
-        await asyncio.gather(*(task for call in self._calls for task in call.tasks), return_exceptions=True)
+        await asyncio.gather(*(task for call in calls for task in call.tasks), return_exceptions=True)
 
 
 def _num_bytes(message: inference_pb2.GenerateResponse | Plain) -> int:

@@ -75,7 +75,7 @@ class LoadGenerator:
 
     async def __aenter__(self) -> Self:
         if self._load.share_calls:
-            await self._many.settled()
+            await self._many.settled(self._metadata)
         if self._load.rate is None:
             self._asking = [asyncio.create_task(self._stream(number)) for number in range(self._load.streams)]
         else:

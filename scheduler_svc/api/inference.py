@@ -1,10 +1,12 @@
 """The inference service: requests in, answers out."""
 
+import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
 import grpc.aio
 
+from paged.channel import SCHEDULER_KEY
 from paged.v1 import inference_pb2, inference_pb2_grpc
 from scheduler_svc.api import validation
 from scheduler_svc.api.call_limits import CallLimits
@@ -27,6 +29,7 @@ class InferenceServicer(GeneratingServicer, inference_pb2_grpc.InferenceServiceS
         super().__init__(engine, settings)
         self._limits = limits
         self._many: set[ManyGenerations] = set()
+        self._name = secrets.token_hex(8)  # not the id that is configured: two may be given the same
 
     async def _begin(
         self, request: inference_pb2.GenerateRequest, deadline: Deadline
@@ -56,6 +59,7 @@ class InferenceServicer(GeneratingServicer, inference_pb2_grpc.InferenceServiceS
     async def GenerateMany(
         self, requests: AsyncIterator[inference_pb2.GenerateManyRequest], context: grpc.aio.ServicerContext
     ) -> AsyncGenerator[inference_pb2.GenerateManyResponse, None]:
+        await context.send_initial_metadata(((SCHEDULER_KEY, self._name),))
         many = ManyGenerations(self._engine, self._accepted, self._limits, self._settings.max_request_s)
         self._many.add(many)
         try:

@@ -10,6 +10,7 @@ import grpc.aio
 import pytest
 
 from paged.addresses import has_one_address
+from paged.channel import SCHEDULER_KEY
 from paged.client import Client, PagedClientError, Retries
 from paged.load.generator import Load, LoadGenerator
 from paged.v1 import inference_pb2, inference_pb2_grpc
@@ -38,6 +39,25 @@ class Scheduler(inference_pb2_grpc.InferenceServiceServicer):
                 self.tokens.append(dict(context.invocation_metadata() or ()).get("authorization", ""))
                 end = inference_pb2.GenerationEnd(code=self.code.value[0])
                 yield inference_pb2.GenerateManyResponse(updates=[{"number": action.number, "end": end}])
+
+
+class NamedScheduler(Scheduler):
+    """Says which it is, as real ones do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_open = 0
+
+    async def GenerateMany(
+        self, requests: AsyncIterator[inference_pb2.GenerateManyRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncGenerator[inference_pb2.GenerateManyResponse, None]:
+        await context.send_initial_metadata(((SCHEDULER_KEY, str(id(self))),))
+        self.num_open += 1
+        try:
+            async for message in super().GenerateMany(requests, context):
+                yield message
+        finally:
+            self.num_open -= 1
 
 
 class ConfusedScheduler(inference_pb2_grpc.InferenceServiceServicer):
@@ -97,6 +117,35 @@ async def test_what_begins_goes_elsewhere_once_a_scheduler_has_said_that_it_serv
         for _ in range(50):
             await ask(client)
     assert unable.num_begun < 10
+
+
+@pytest.mark.parametrize("num_schedulers", [1, 2, 5])
+async def test_each_scheduler_has_one_call_and_an_equal_share(num_schedulers: int) -> None:
+    schedulers = [NamedScheduler() for _ in range(num_schedulers)]
+    async with AsyncExitStack() as stack, asyncio.timeout(SOON_S):
+        client = await connected(stack, schedulers)
+        await asyncio.gather(*(ask(client) for _ in range(100)))
+        while any(scheduler.num_open != 1 for scheduler in schedulers):
+            await asyncio.sleep(0.01)
+        num_calls = sum(scheduler.num_calls for scheduler in schedulers)
+        for _ in range(20):
+            await asyncio.gather(*(ask(client) for _ in range(10)))
+    shares = [scheduler.num_begun for scheduler in schedulers]
+    assert max(shares) <= 1.5 * min(shares)
+    assert sum(scheduler.num_calls for scheduler in schedulers) == num_calls <= 2 * num_schedulers + 1
+
+
+async def test_a_scheduler_whose_call_has_ended_gets_another() -> None:
+    schedulers = NamedScheduler(), NamedScheduler()
+    async with AsyncExitStack() as stack, asyncio.timeout(SOON_S):
+        client = await connected(stack, schedulers)
+        await asyncio.gather(*(ask(client) for _ in range(16)))
+        schedulers[0].code = grpc.StatusCode.UNAVAILABLE
+        await asyncio.gather(*(ask(client) for _ in range(16)))
+        schedulers[0].code = grpc.StatusCode.OK
+        num_begun = schedulers[0].num_begun
+        while schedulers[0].num_begun < num_begun + 10:
+            await asyncio.gather(*(ask(client) for _ in range(4)))
 
 
 @asynccontextmanager
