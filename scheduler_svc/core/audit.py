@@ -48,6 +48,8 @@ def audit(state: CoreState) -> None:
     _require(columns.num_masked == num_masked, "the number of masked rows is off")
     _require(columns.num_running == len(rows), "the number of running rows is off")
     _require(columns.num_sharing == int(columns.shares_tail.sum()), "the number of sharing rows is off")
+    first, ranks = columns.first_running(), [state.sequence_in(row).rank[:2] for row in rows]
+    _require((first and first.rank[:2]) == min(ranks, default=None), "the first that runs is another by its rank")
     held = sum(s.state is State.HELD for leader in [*state.queue, *state.leaders] for s in leader.held)
     _require(state.num_held == held, "held sequences are not those of who runs or waits")
     for group in state.groups:
@@ -68,8 +70,8 @@ def audit(state: CoreState) -> None:
     for fork in state.forks:
         owner = columns.sequence[fork.row]
         _require(owner is not None and owner.group in state.groups, f"row {fork.row} is to fork and no beam's")
-    ranks = [sequence.rank for sequence in state.queue]
-    _require(ranks == sorted(ranks), "the queue is out of order")
+    waiting = [sequence.rank for sequence in state.queue]
+    _require(waiting == sorted(waiting), "the queue is out of order")
     for sequence in state.queue:
         _require(sequence.state is State.WAITING and sequence.row == -1, "a waiting sequence has a row")
 

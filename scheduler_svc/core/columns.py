@@ -17,7 +17,8 @@ class SequenceColumns:
     so far have run; `num_published` blocks were offered to the prefix cache; `end_ids` is padded with NO_TOKEN.
     `awaits_mask`: its next token may not be planned yet, because what it may be depends on one that is not known;
     `shares_tail`: others may hold the block of the next position, too; `tenancy` is a number that no two tenancies of a
-    row share, 0 while the row is free; it grows with the order of admission.
+    row share, 0 while the row is free; it grows with the order of admission; `rank_place` and `rank_number` are its
+    rank's.
     """
 
     def __init__(self, row_ids: list[int], block_size: int, most_rows: int = 0) -> None:
@@ -31,6 +32,8 @@ class SequenceColumns:
         self.num_blocks = np.zeros(size, np.int64)
         self.num_published = np.zeros(size, np.int64)
         self.tenancy = np.zeros(size, np.int64)
+        self.rank_place = np.zeros(size, np.float64)
+        self.rank_number = np.zeros(size, np.int64)
         self.shares_tail = np.zeros(size, np.bool_)
         self.num_sharing = 0  # rows with shares_tail
         self.awaits_mask = np.zeros(size, np.bool_)
@@ -76,6 +79,15 @@ class SequenceColumns:
             self._running = rows[np.argsort(self.tenancy[rows])]
         return self._running
 
+    def first_running(self) -> Sequence | None:
+        """Of those that run, by their ranks; of samples of one request any."""
+        rows = self.running_rows()
+        if not len(rows):
+            return None
+        places = self.rank_place[rows]
+        rows = rows[places == places.min()]
+        return self.sequence[rows[self.rank_number[rows].argmin()]]
+
     def reserve(self, count: int) -> list[tuple[int, int]]:
         """Take free rows for sequences that will enter in them, with the order of admission of now."""
         return [self._place() for _ in range(count)]
@@ -95,6 +107,7 @@ class SequenceColumns:
         """Give the sequence a free row, or the reserved place, and the row these blocks. Returns the row."""
         row, tenancy = place or self._place()
         self.tenancy[row] = tenancy
+        self.rank_place[row], self.rank_number[row] = sequence.rank.place, sequence.rank.number
         self.sequence[row] = sequence
         self.num_tokens[row] = len(sequence.token_ids)
         self.num_computed[row] = num_computed

@@ -129,10 +129,8 @@ class Lending:
 
     def _first(self) -> Sequence | None:
         """Of all that run or wait, in the order."""
-        state = self._state
-        live = state.sequences_in(state.columns.running_rows())
-        if (waiting := state.queue.first()) is not None:
-            live.append(waiting)
+        firsts = (self._state.columns.first_running(), self._state.queue.first())
+        live = [sequence for sequence in firsts if sequence is not None]
         first = min(live, key=lambda sequence: sequence.rank, default=None)
         return first if first is None or first.group is None else first.group.handle
 

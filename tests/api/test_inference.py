@@ -7,6 +7,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from paged.channel import SCHEDULER_KEY
 from paged.client import (
     Client,
     DeadlineExceededError,
@@ -16,6 +17,7 @@ from paged.client import (
     generate_request,
 )
 from paged.v1 import inference_pb2, inference_pb2_grpc
+from scheduler_svc.api.server import ApiServer
 from scheduler_svc.errors import Unavailable
 from scheduler_svc.requests import Delta, Finish, Usage
 from scheduler_svc.settings import SchedulerSettings
@@ -222,3 +224,21 @@ class TestServersLimit:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await read_to_the_end(call)
         assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_calls_that_answers_share_tell_at_once_which_scheduler_they_have_come_to(
+    address: str, settings: SchedulerSettings
+) -> None:
+    async def told(of: str) -> str:
+        async with grpc.aio.insecure_channel(of) as channel:
+            call = inference_pb2_grpc.InferenceServiceStub(channel).GenerateMany()  # type: ignore[no-untyped-call]
+            metadata = dict(await asyncio.wait_for(call.initial_metadata(), SOON_S))
+            call.cancel()
+            return str(metadata[SCHEDULER_KEY])
+
+    other = ApiServer(ScriptedEngine(), settings)
+    try:
+        names = [await told(address), await told(address), await told(await other.start())]
+    finally:
+        await other.stop(0.1)
+    assert names[0] == names[1] != names[2]

@@ -157,6 +157,7 @@ def test_a_sample_that_joins_in_the_row_of_a_victim_of_the_same_plan_gets_none_o
     assert run.step().joined
     for sample in early:  # from now on the last in the order
         sample.rank = sample.rank._replace(place=1e9)
+        run.scheduler.state.columns.rank_place[sample.row] = 1e9
     victim = early[-2].row
     assert [entry.row for entry in run.step().joined] == [victim]
     assert victim in run.plans[-1].ended
