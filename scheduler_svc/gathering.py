@@ -45,8 +45,8 @@ class GatheredReader(Reader):
     def wake(self) -> None:
         self._gathering.note(self)
 
-    def takes(self, answer: object) -> bool:
-        if self.is_whole or not isinstance(answer, Answer):
+    def takes(self, answer: Answer) -> bool:
+        if self.is_whole:
             return False
         self._gathering.note(self)
         # While nobody takes anything, what cannot wait for that has the delivery's turns.
