@@ -22,7 +22,7 @@ from scheduler_svc.link.curve import BadKeys
 from scheduler_svc.logs import configure_logs
 from scheduler_svc.parent import exit_with_parent
 from scheduler_svc.settings import EXIT_BAD_SETTING, SchedulerSettings, parse_settings
-from scheduler_svc.text.memory import keep_little_memory
+from scheduler_svc.text.memory import keep_little_memory, keep_numpys_pieces_together
 
 LAST_MESSAGES_S = 1.0  # for calls to end once their answers have
 
@@ -104,6 +104,7 @@ def main() -> None:
         exit_with_parent()
     collect_rarely()
     keep_little_memory()
+    keep_numpys_pieces_together()
     try:
         uvloop.run(serve(settings), loop_factory=EventLoop)
     except (BindFailed, BadKeys) as error:
