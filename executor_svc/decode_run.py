@@ -12,6 +12,7 @@ import numpy as np
 from executor_svc.batch import ResidentBatch
 from executor_svc.plan import read_int32s
 from executor_svc.step import Step
+from executor_svc.step_builder import widened
 from paged.v1 import executor_pb2
 
 _SPARE_ENTRIES = 16
@@ -42,7 +43,7 @@ class DecodeRun:
         self._block_size = batch.block_size
         self._num_steps = 0
         self._longest = int(step.context_lens.max())
-        self._tables = np.pad(step.block_tables, ((0, 0), (0, _SPARE_ENTRIES)))
+        self._tables = widened(step.block_tables, step.block_tables.shape[1] + _SPARE_ENTRIES)
         # A token that is sampled takes one more position.
         self._most = min(batch.max_model_len - 1, self._tables.shape[1] * batch.block_size)
         is_short = batch.num_known.take(step.rows) <= batch.rope_switch_len
