@@ -285,8 +285,9 @@ class Client:
         self, many: Many, request: inference_pb2.GenerateRequest, timeout_s: float | None
     ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
         """In a call with others. Raises NotTaken."""
-        await many.settled(self._token.metadata)
         self._check_open()
+        await many.settled(self._token.metadata)
+        self._check_open()  # it may have been closed meanwhile
         generation = many.begin(request, timeout_s, self._token.metadata)
         try:
             async for message in generation:

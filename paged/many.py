@@ -322,7 +322,7 @@ class Many:
         metadata: Any,
         listener: Listener | None = None,
     ) -> Generation:
-        """In the call that has fewest. Raises NotTaken."""
+        """In the call that has fewest; those that have equally few take turns. Raises NotTaken."""
         if request.ByteSize() > MAX_REQUEST_BYTES:
             raise NotTaken
         calls = [call for call in self._calls if call.takes(metadata)]
@@ -336,6 +336,8 @@ class Many:
         is_worth_it = len(calls) <= math.isqrt(sum(map(len, calls)))
         is_other = not calls or (is_worth_it and self._may_come_elsewhere())
         call = self._open(metadata) if is_other else min(calls, key=len)
+        calls.remove(call)
+        calls.append(call)
         return call.begin(request, timeout_s, listener)
 
     def _open(self, metadata: Any) -> _Call:

@@ -1,6 +1,7 @@
 """Where the answers of one client go that share calls: over servers that do as a test says."""
 
 import asyncio
+import gc
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
@@ -135,6 +136,19 @@ async def test_each_scheduler_has_one_call_and_an_equal_share(num_schedulers: in
     assert sum(scheduler.num_calls for scheduler in schedulers) == num_calls <= 2 * num_schedulers + 1
 
 
+async def test_schedulers_take_turns_where_none_has_fewer_than_others() -> None:
+    schedulers = [NamedScheduler() for _ in range(3)]
+    async with AsyncExitStack() as stack, asyncio.timeout(SOON_S):
+        client = await connected(stack, schedulers)
+        await asyncio.gather(*(ask(client) for _ in range(100)))
+        while any(scheduler.num_open != 1 for scheduler in schedulers):
+            await asyncio.sleep(0.01)
+        before = [scheduler.num_begun for scheduler in schedulers]
+        for _ in range(30):
+            await ask(client)
+    assert [scheduler.num_begun - num for scheduler, num in zip(schedulers, before, strict=True)] == [10, 10, 10]
+
+
 async def test_a_scheduler_whose_call_has_ended_gets_another() -> None:
     schedulers = NamedScheduler(), NamedScheduler()
     async with AsyncExitStack() as stack, asyncio.timeout(SOON_S):
@@ -233,6 +247,18 @@ async def test_an_answer_that_is_to_be_asked_again_once_its_client_is_closed_say
         await client.close()
         with pytest.raises(RuntimeError, match="the client is closed"):
             await asking
+
+
+async def test_a_client_that_is_closed_looks_for_no_schedulers() -> None:
+    failures: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
+    client = Client("ipv4:127.0.0.1:1,127.0.0.1:2", share_calls=True)
+    await client.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        await ask(client)
+    del client
+    gc.collect()
+    assert not failures
 
 
 @pytest.mark.parametrize("prompt_tokens", [(8, 8), (120_000, 120_000)])
