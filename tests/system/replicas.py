@@ -132,6 +132,12 @@ class Replicas:
         for service in (*self.executors.values(), *self.schedulers.values()):
             service.wait_until_ready(START_S)
 
+    async def all_serve(self, timeout_s: float) -> None:
+        """Until each scheduler knows the model: with a real one's tokenizer that is long after it has executors."""
+        for address in self.schedulers:
+            async with Client(address) as client:
+                await ready(client, timeout_s)
+
     async def idle_loads(self, timeout_s: float = 40) -> list[control_pb2.GetLoadResponse]:
         """Of each scheduler, once nothing runs or waits and all executors are attached to it."""
 

@@ -76,6 +76,7 @@ async def models_hold(
     with cleaned_up([]) as services:
         replicas = Replicas(tmp_path, services, flags, PATIENT)
         replicas.start(num_schedulers=3, num_executors=2)
+        await replicas.all_serve(120)
         await replicas.idle_loads(120)
         unavailable = await through_disturbances(
             replicas, [made(one) for one in wanted], concurrency=12, seed=len(wanted), pause_s=REAL_PAUSE_S
