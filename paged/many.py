@@ -77,16 +77,6 @@ class Generation:
         return self
 
     async def __anext__(self) -> inference_pb2.GenerateResponse:
-        message = await self.news()
-        if not isinstance(message, tuple):
-            return message
-        response = inference_pb2.GenerateResponse()
-        response.text, token_ids = message
-        response.token_ids.extend(token_ids)
-        return response
-
-    async def news(self) -> inference_pb2.GenerateResponse | Plain:
-        """The next message as it has come: a plain one costs a fraction so. Raises as the iterator does."""
         while not self._messages:
             if self._has_ended:
                 raise self._end()
@@ -100,7 +90,12 @@ class Generation:
             self._unread_bytes -= _num_bytes(message)
         else:
             self._unread_bytes = 0
-        return message
+        if not isinstance(message, tuple):
+            return message
+        response = inference_pb2.GenerateResponse()
+        response.text, token_ids = message
+        response.token_ids.extend(token_ids)
+        return response
 
     def add(self, message: inference_pb2.GenerateResponse | Plain) -> None:
         if self._listener is not None:
