@@ -21,7 +21,7 @@ from executor_svc.leases import Ownership
 from executor_svc.loaded import LoadedModel
 from executor_svc.plan_checks import Limits
 from executor_svc.recording import Taken, make_recorder
-from executor_svc.results import fill_results
+from executor_svc.results import asked_logprobs, fill_results
 from executor_svc.settings import ExecutorSettings
 from executor_svc.simulated.load import load_simulated
 from executor_svc.stepper import Stepper
@@ -68,7 +68,7 @@ class Steps:
         self._recorder.begin([Taken(SESSION, plan, applied)])
         output = self._stepper.run([applied])
         message = executor_pb2.ToScheduler()
-        fill_results(self._batch, [applied], output, [message.result])
+        fill_results([applied], asked_logprobs(self._batch, [applied]), output, [message.result])
         self._recorder.end(output, [message.result])
         message.SerializeToString()
         self._intake.prepare()

@@ -4,28 +4,29 @@ import numpy as np
 
 from executor_svc.applied_plan import AppliedPlan
 from executor_svc.batch import NO_LOGPROBS, ResidentBatch
-from executor_svc.step import Logprobs, Scored, StepOutput
+from executor_svc.step import Int32s, Logprobs, Scored, StepOutput
 from paged.v1 import executor_pb2
 
 
+def asked_logprobs(batch: ResidentBatch, plans: list[AppliedPlan]) -> list[Int32s]:
+    """For each plan, what `num_logprobs` is of the rows that draw. To be asked before the step's outcome is waited for:
+    their session may end meanwhile, and the batch knows nothing of them any more."""
+    return [batch.num_logprobs.take(plan.step.drawing_rows) for plan in plans]
+
+
 def fill_results(
-    batch: ResidentBatch, plans: list[AppliedPlan], output: StepOutput, results: list[executor_pb2.StepResult]
+    plans: list[AppliedPlan], asked_of: list[Int32s], output: StepOutput, results: list[executor_pb2.StepResult]
 ) -> None:
-    """Fill the sampled columns of each plan's result in."""
+    """Fill the sampled columns of each plan's result in; `asked_of` is what `asked_logprobs` has told of the plans."""
     if output.prompt_logprobs is not None:
         _fill_prompt_logprobs([plan.step.scored for plan in plans], output.prompt_logprobs, results)
-    if len(plans) == 1 and output.logprobs is None:
-        results[0].sampled_ids = output.sampled_ids.astype("<i4", copy=False).tobytes()
-        return
     ids_at = entries_at = ranks_at = 0
-    for plan, result in zip(plans, results, strict=True):
-        rows = plan.step.drawing_rows
-        sampled = output.sampled_ids[ids_at : ids_at + len(rows)]
-        ids_at += len(rows)
-        result.sampled_ids = sampled.astype("<i4").tobytes()
+    for drawing, result in zip(asked_of, results, strict=True):
+        sampled = output.sampled_ids[ids_at : ids_at + len(drawing)]
+        ids_at += len(drawing)
+        result.sampled_ids = sampled.astype("<i4", copy=False).tobytes()
         if output.logprobs is not None:
-            asked = batch.num_logprobs[rows]
-            asked = asked[asked != NO_LOGPROBS]
+            asked = drawing[drawing != NO_LOGPROBS]
             entries = slice(entries_at, entries_at + len(asked) + int(asked.sum(dtype=np.int64)))
             result.logprob_ids = output.logprobs.ids[entries].astype("<i4").tobytes()
             result.logprobs = output.logprobs.values[entries].astype("<f4").tobytes()

@@ -1,9 +1,8 @@
 """Sessions: who is attached, what was lent to whom, and the two ways in which it all ends."""
 
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import structlog
 
@@ -14,6 +13,7 @@ from executor_svc.leases import Lease
 from executor_svc.lending import Lender
 from executor_svc.recording import NO_RECORDER, Recorder
 from executor_svc.router import Sent
+from executor_svc.session import Session
 from executor_svc.stepper import Stepper
 from executor_svc.turns import Turns
 from paged.v1 import executor_pb2
@@ -27,20 +27,6 @@ SHUTTING_DOWN = "shutting down"
 Fault = executor_pb2.Fault
 _PROBE = executor_pb2.ToScheduler()  # says nothing: what counts is whether there is still a peer to take it
 _log = structlog.get_logger()
-
-
-@dataclass(slots=True, eq=False)
-class Session:
-    """One attachment of a scheduler. `plans` were received and not yet issued."""
-
-    number: int
-    scheduler_id: str
-    peer: bytes
-    intake: Intake
-    last_heard: float  # seconds of the service's clock
-    next_step: int = 1
-    issued_step: int = 0
-    plans: deque[executor_pb2.StepPlan] = field(default_factory=deque)
 
 
 class Sessions:
@@ -81,6 +67,10 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._by_peer)
 
+    def __contains__(self, session: Session) -> bool:
+        """Whether it goes on."""
+        return self._by_peer.get(session.peer) is session
+
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
@@ -101,6 +91,24 @@ class Sessions:
 
     def have_plans(self) -> bool:
         return any(session.plans for session in self._by_peer.values())
+
+    def have_exclusive_plans(self) -> bool:
+        """Whether any is next in its session."""
+        return any(session.plans and session.plans[0].exclusive for session in self._by_peer.values())
+
+    def answer(self, session: Session, now: float) -> None:
+        """Send the result that waits for it, if one does. Raises RunnerFailed."""
+        if session.result is None:
+            return
+        sent = self._send_result(session)
+        session.last_heard = now  # while it waited for this result it had no reason to speak
+        if sent is not Sent.QUEUED:
+            self.end(session, sent.value, now, tell=False)
+
+    def announce(self, session: Session) -> None:
+        """If the step that follows takes the process down, the scheduler knows whose it was."""
+        begun = executor_pb2.Begun(epoch=self.epoch, session=session.number, step=session.issued_step)
+        self._send(session.peer, executor_pb2.ToScheduler(begun=begun))
 
     def settle(self) -> None:
         """The batch is told of all that was taken."""
@@ -217,6 +225,7 @@ class Sessions:
         if self._by_peer.pop(session.peer, None) is None:
             return
         session.plans.clear()
+        self._send_result(session)  # what has been computed is told first
         rows = self._batch.end_rows_of(session.number)
         self._recorder.session_ended(session.number)
         self._lender.close(session.number)
@@ -231,6 +240,7 @@ class Sessions:
         """The one way in which an epoch ends: every session with it, KV memory anew. Raises RunnerFailed."""
         ended = list(self._by_peer.values())
         for session in ended:
+            self._send_result(session)
             self._fault(session.peer, Fault.SCOPE_EPOCH, reason, session=session.number, step=session.issued_step)
         _log.warning("epoch_ended", epoch=self.epoch, sessions=len(ended), reason=reason)
         self._by_peer.clear()
@@ -255,6 +265,10 @@ class Sessions:
         """End all sessions. Raises RunnerFailed."""
         for session in list(self._by_peer.values()):
             self.end(session, SHUTTING_DOWN, now)
+
+    def _send_result(self, session: Session) -> Sent:
+        message, session.result = session.result, None
+        return Sent.QUEUED if message is None else self._send(session.peer, message)
 
     def _misfit(self, session: Session, plan: executor_pb2.StepPlan) -> str | None:
         if plan.epoch != self.epoch:

@@ -81,7 +81,7 @@ class Step:
     """One forward pass over the tokens of all scheduled rows, flattened row after row.
 
     Order of effects: copies, then K/V of every token to its slot, then attention, then a token for each sampling row.
-    Arrays are to be read, and not to be kept for longer than the step.
+    Arrays are to be read, and not to be kept for longer than the step; until its result is there they stay as they are.
     """
 
     rows: Int32s  # [num_rows]
@@ -138,8 +138,22 @@ class StepOutput:
     prompt_logprobs: Logprobs | None = None  # of the step's `scored` tokens, a rank each
 
 
+class PendingStep(Protocol):
+    """A step that was launched."""
+
+    def result(self) -> StepOutput:
+        """Wait for what comes of it; once. An exception means that KV memory is lost."""
+
+
 class Runner(Protocol):
-    """Owns KV memory and what belongs to a row on the device: its last token, its sampling state."""
+    """Owns KV memory and what belongs to a row on the device: its last token, its sampling state.
+
+    Whatever is asked for has its effect in the order of the calls, also where the device is still busy with a step.
+    """
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the device computes by itself what was launched, so that the host can see to other things."""
 
     def start_rows(self, starts: list[RowStart]) -> None:
         """A sequence begins in each of these rows; whatever was there before is gone."""
@@ -157,8 +171,8 @@ class Runner(Protocol):
     def end_rows(self, rows: Int32s) -> None:
         """These rows are free."""
 
-    def run(self, step: Step) -> StepOutput:
-        """Compute one step. An exception means that KV memory is lost."""
+    def launch(self, step: Step) -> PendingStep:
+        """Begin one step; the result of the one before has been taken. An exception means that KV memory is lost."""
 
     def reset(self) -> None:
         """Begin a new epoch: no row is live, KV memory holds nothing."""

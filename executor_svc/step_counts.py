@@ -29,7 +29,8 @@ class Counted:
 @dataclass(slots=True)
 class StepCounts:
     """Since the process began. The phases of a step follow one another: idle (nothing was there to be computed, or it
-    was waited for a moment), reading plans and taking them in, computing, answering."""
+    was waited for a moment), reading plans and taking them in, computing, answering. What is answered while the device
+    computes the next step is no phase: nothing waits for it."""
 
     steps: int = 0
     plans: int = 0
@@ -47,7 +48,8 @@ class StepCounts:
     def note_step(
         self, plans: list[AppliedPlan], begin: float, taken_in: float, computed: float, end: float, idle_since: float
     ) -> None:
-        """Moments in seconds of one clock. Plans without work for the model are a sign of life, and no step."""
+        """Moments in seconds of one clock; at `end` the device could have begun the next step. Plans without work for
+        the model are a sign of life, and no step."""
         self.plans += len(plans)
         working = [plan.step for plan in plans if plan.needs_step]
         if not working:

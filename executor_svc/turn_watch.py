@@ -10,7 +10,7 @@ PATIENCE = 6  # times the worst step so far: schedulers give up after five
 
 
 class TurnWatch:
-    """`begin` before a turn, `end` after it, on one thread. A turn has one step at most. One that takes more than
+    """`begin` before a turn, `end` after it, on one thread. A turn waits for one step at most. One that takes more than
     `timeout_s`, and more than a few times the worst step before it, is reported to `on_stuck` once, on another thread.
 
     Only time in which this process runs is counted: one that was frozen, or starved, is not to blame for it.

@@ -55,7 +55,7 @@ class Rows:
     def run(self, rows: list[int], most_tokens: int = 1 << 20) -> StepOutput:
         """One step of these rows, of at most so many tokens each."""
         step = self.step(rows, most_tokens)
-        output = self._runner.run(step)
+        output = self._runner.launch(step).result()
         self.take(step, output)
         return output
 

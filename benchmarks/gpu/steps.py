@@ -71,8 +71,8 @@ def _kv_bytes(config: Any, device: torch.device, num_rows: int, machine: Machine
 
 
 def decode(loaded: LoadedModel, graphs: DecodeGraphs, num_rows: int, machine: Machine) -> dict[str, float]:
-    """Steps with and without graphs take turns, on the same rows. Milliseconds are of a whole `run`; `host_ms` of its
-    part until the device has been given everything."""
+    """Steps with and without graphs take turns, on the same rows. Milliseconds are from launch to result;
+    `host_ms` are of the launch, until the device has been given everything."""
     runner = runner_of(loaded)
     rows = _begun(loaded, num_rows, TINY_CONTEXT if machine.tiny else CONTEXT)
     everyone = list(range(num_rows))
@@ -85,7 +85,7 @@ def decode(loaded: LoadedModel, graphs: DecodeGraphs, num_rows: int, machine: Ma
         step = rows.step(everyone)
         with watched_launches(runner) as launches:
             began = time.perf_counter()
-            output = runner.run(step)
+            output = runner.launch(step).result()
             elapsed = time.perf_counter() - began
         rows.take(step, output)
         if i >= 2 * WARM_STEPS:
@@ -128,7 +128,7 @@ def prefill(loaded: LoadedModel, machine: Machine) -> dict[str, float]:
             rows.begin([(i + j) % loaded.facts.vocab_size for j in range(length)], greedy())
         step = rows.step(list(range(num_rows)))
         began = time.perf_counter()
-        runner.run(step)
+        runner.launch(step).result()
         seconds.append(time.perf_counter() - began)
     elapsed = median(seconds[1:])
     config = model.config

@@ -40,7 +40,7 @@ class MadeStep:
     def run(self, runner: Runner) -> StepOutput:
         """In rows that begin for it and end after it."""
         runner.start_rows(self.starts)
-        output = runner.run(self.step)
+        output = runner.launch(self.step).result()
         runner.end_rows(self.step.rows)
         return output
 

@@ -27,7 +27,7 @@ from paged.v1 import executor_pb2
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A step whose results are in the making: `drawn` int32 `[num_sampling]`, on the device."""
+    """What a step is making: `drawn` int32 `[num_sampling]`, on the device."""
 
     drawn: torch.Tensor
     logprobs: LogprobTensors | None
@@ -42,6 +42,32 @@ class StepOutOfMemory(RuntimeError):
         super().__init__(
             f"a step of {len(step.rows)} rows and {len(step.token_ids)} tokens ran out of memory; lower "
             f"tokens_per_step, max_rows or memory_share, or set kv_memory to less ({first_line(error)})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """A step that the device has all of; `launched` is None where no row samples."""
+
+    step: Step
+    launched: Launched | None
+    readback: Readback
+
+    def result(self) -> StepOutput:
+        """As the seam says. Raises StepOutOfMemory."""
+        launched, scored_tokens = self.launched, self.step.scored
+        if launched is None:
+            return StepOutput(np.empty(0, np.int32))
+        logprobs, scored = launched.logprobs or (), launched.scored or ()
+        try:
+            drawn, *rest = self.readback.read([launched.drawn, *logprobs, *scored])
+        except torch.OutOfMemoryError as error:
+            raise StepOutOfMemory(self.step, error) from error
+        own, prompts = rest[: len(logprobs)], rest[len(logprobs) :]
+        return StepOutput(
+            drawn.astype(np.int32, copy=False),
+            logprob_columns(*own, num_top=launched.plan.num_top) if own else None,
+            logprob_columns(*prompts, num_top=scored_tokens.num_top) if scored_tokens is not None else None,
         )
 
 
@@ -81,6 +107,7 @@ class ModelRunner:
         self._is_long = np.zeros(max_rows, np.bool_)
         self._sampler = Sampler(vocab_size, model.device)
         self._staging, self._readback = Staging(model.device), Readback(model.device)
+        self.overlaps = model.device.type == "cuda"
         self.forward = Forward(model, current, long_tokens, max_rows, wanted)
         self._greedy_head = greedy_head
         self.graphs: DecodeGraphs | None = None
@@ -116,25 +143,15 @@ class ModelRunner:
         if self.forward.device.type == "cuda":
             torch.cuda.empty_cache()  # a step that ran out of memory has left it in pieces
 
-    def run(self, step: Step) -> StepOutput:
-        """As the seam says. Raises StepOutOfMemory."""
+    def launch(self, step: Step) -> LaunchedStep:
+        """Give the device all of a step's work and wait for none of it. Raises StepOutOfMemory, and so does the
+        result."""
         try:
-            launched = self.launch(step)
-            if launched is None:
-                return StepOutput(np.empty(0, np.int32))
-            logprobs, scored = launched.logprobs or (), launched.scored or ()
-            drawn, *rest = self._readback.read([launched.drawn, *logprobs, *scored])
+            return LaunchedStep(step, self._launch(step), self._readback)
         except torch.OutOfMemoryError as error:
             raise StepOutOfMemory(step, error) from error
-        own, prompts = rest[: len(logprobs)], rest[len(logprobs) :]
-        return StepOutput(
-            drawn.astype(np.int32, copy=False),
-            logprob_columns(*own, num_top=launched.plan.num_top) if own else None,
-            logprob_columns(*prompts, num_top=step.scored.num_top) if step.scored is not None else None,
-        )
 
-    def launch(self, step: Step) -> Launched | None:
-        """Give the device all of a step's work and wait for none of it; None where no row samples."""
+    def _launch(self, step: Step) -> Launched | None:
         graphs = self.graphs if self.graphs is not None and self.graphs.fit(step) else None
         rows, positions = step.rows, step.context_lens
         if not step.all_draw:

@@ -119,6 +119,7 @@ class Recording:
         self._max_part_bytes = max_bytes // _PARTS
         self._parts: deque[_Part] = deque(maxlen=_PARTS)
         self._taken: Sequence[Taken] = ()
+        self._step: _Step | None = None  # that has begun
         self._num_steps = 0
 
     def before_step(self, settle: Callable[[], None]) -> None:
@@ -133,22 +134,21 @@ class Recording:
         self._num_steps += 1
         self._taken = taken
         part = self._parts[-1]
-        part.entries.append(_Step(self._num_steps, [one.plan for one in taken]))
+        self._step = _Step(self._num_steps, [one.plan for one in taken])
+        part.entries.append(self._step)
         part.num_steps += 1
         part.num_bytes += _ENTRY_BYTES + sum(one.plan.ByteSize() for one in taken)
 
     def end(self, output: StepOutput, results: Sequence[executor_pb2.StepResult]) -> None:
-        part = self._parts[-1]
-        step = part.entries[-1]
-        if isinstance(step, _Step):
-            step.results = results
-        part.num_bytes += sum(result.ByteSize() for result in results)
+        if self._step is not None:  # sessions may have ended since it began, and stand behind it
+            self._step.results = results
+        self._parts[-1].num_bytes += sum(result.ByteSize() for result in results)
         begin = 0
         for one in self._taken:
             rows = one.applied.step.drawing_rows
             self._rows.note_tokens(rows, output.sampled_ids[begin : begin + len(rows)])
             begin += len(rows)
-        self._taken = ()
+        self._taken, self._step = (), None
 
     def refused(self, plan: executor_pb2.StepPlan, reason: str) -> None:
         refused = recording_pb2.RefusedPlan(plan=plan, reason=reason)
@@ -161,7 +161,7 @@ class Recording:
 
     def epoch_ended(self) -> None:
         self._parts.clear()
-        self._taken = ()
+        self._taken, self._step = (), None
 
     def write(self, reason: str, *, wait: bool = False) -> None:
         if not self._parts:

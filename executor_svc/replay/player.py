@@ -17,7 +17,7 @@ from executor_svc.leases import Lease, Ownership
 from executor_svc.plan import PlanViolation, read_int32s, read_plan
 from executor_svc.plan_checks import Limits
 from executor_svc.replay.ids import Ids
-from executor_svc.results import fill_results
+from executor_svc.results import asked_logprobs, fill_results
 from executor_svc.step import Int32s, Runner
 from executor_svc.stepper import Stepper
 from paged.v1 import executor_pb2, recording_pb2
@@ -78,9 +78,10 @@ class Player:
         for taken in applied:
             self._is_written[taken.step.slots // self._block_size] = True
             self._is_written[taken.step.copy_destinations] = True
+        asked = asked_logprobs(self._batch, applied)
         output = self._stepper.run(applied)
         results = [executor_pb2.StepResult() for _ in plans]
-        fill_results(self._batch, applied, output, results)
+        fill_results(applied, asked, output, results)
         for plan in plans:
             self._intakes[plan.session].prepare()
         return Played(step.step, plans, [m.result for m in step.plans if m.HasField("result")], results)

@@ -7,10 +7,12 @@ table. So a block that is stale, foreign, or copied wrongly changes what the row
 import os
 import time
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from executor_svc.simulated.launched import LaunchedStep
 from executor_svc.simulated.memory import SlotMemory, UnwrittenSlot
 from executor_svc.simulated.script import Script, ScriptedFault
 from executor_svc.simulated.text import UInt64s, choose, draw_keys, mix, pass_over, score, token_logprobs, tokens_of
@@ -86,7 +88,10 @@ class _RowColumns:
 
 
 class SimulatedRunner:
-    """`Runner` over token ids. `block_size` slots in each of `num_blocks` blocks; block 0 is never read."""
+    """`Runner` over token ids. `block_size` slots in each of `num_blocks` blocks; block 0 is never read.
+
+    With a latency it stands for a device that computes by itself.
+    """
 
     def __init__(
         self,
@@ -107,8 +112,11 @@ class SimulatedRunner:
         self._memory = SlotMemory(num_blocks, block_size)
         self._rows = _RowColumns(num_rows)
         self._num_steps = 0
+        self._launched: LaunchedStep | None = None
+        self.overlaps = self._latency.takes_time
 
     def start_rows(self, starts: list[RowStart]) -> None:
+        self._catch_up()
         rows = self._rows
         for start in starts:
             rows.last_token[start.row] = _NO_TOKEN
@@ -126,6 +134,7 @@ class SimulatedRunner:
         sampling: list[executor_pb2.RowSampling],
         tokens: Int32s | None = None,
     ) -> None:
+        self._catch_up()
         rows = self._rows
         for column in (rows.last_token, rows.num_prompt, rows.special):
             column[children] = column[parents]
@@ -138,17 +147,29 @@ class SimulatedRunner:
         rows.note_changes()
 
     def end_rows(self, rows: Int32s) -> None:
+        self._catch_up()
         self._rows.last_token[rows] = _NO_TOKEN
         self._rows.special[rows] = False
         for row in rows.tolist() if self._rows.rules else ():
             self._rows.rules.pop(row, None)
 
     def reset(self) -> None:
+        self._launched = None
         self._memory.clear()
         self._rows = _RowColumns(len(self._rows.last_token))
 
-    def run(self, step: Step) -> StepOutput:
-        begin = time.perf_counter()
+    def launch(self, step: Step) -> LaunchedStep:
+        takes_s = self._latency.step_s(step) if self._latency.takes_time else 0.0
+        self._launched = LaunchedStep(partial(self._run, step), time.perf_counter() + takes_s)
+        return self._launched
+
+    def _catch_up(self) -> None:
+        """With the step that was launched: what is asked for now comes after it."""
+        if self._launched is not None:
+            self._launched.compute()
+            self._launched = None
+
+    def _run(self, step: Step) -> StepOutput:
         self._num_steps += 1
         failing = self._fail_as_scripted(step) if self._faults else None
         if len(step.copy_sources):
@@ -160,8 +181,6 @@ class SimulatedRunner:
         last_tokens = np.maximum(sampled.tokens, 0) if self._rows.rules else sampled.tokens
         self._rows.last_token[sampled.rows] = last_tokens
         ids = sampled.tokens if failing is None else np.where(failing[sampled.rows], np.int32(-1), sampled.tokens)
-        if self._latency.takes_time:
-            _wait_until(begin + self._latency.step_s(step))
         return StepOutput(ids, logprobs, self._score(step, step.scored) if step.scored is not None else None)
 
     def _write(self, step: Step) -> None:
@@ -285,10 +304,3 @@ class SimulatedRunner:
             return rows
         special = rows[self._rows.special[rows]]
         return np.array([row for row in special if self._rows.prompt[row] == fault.row_of_prompt], np.int32)
-
-
-def _wait_until(moment: float) -> None:
-    """Sleep up to a moment of perf_counter; the last stretch, at most a fifth of a millisecond, is waited out awake."""
-    while (left := moment - time.perf_counter()) > 0:
-        if left > 2e-4:
-            time.sleep(left - 1e-4)

@@ -89,7 +89,7 @@ def test_a_mask_holds_for_one_step_also_in_a_run_of_decode_steps():
         applied = intake.take(schedule(plan, (0, 2 if step == 1 else 1, True)))
         if applied.changes.starts:
             runner.start_rows(applied.changes.starts)
-        drawn += runner.run(applied.step).sampled_ids.tolist()
+        drawn += runner.launch(applied.step).result().sampled_ids.tolist()
         oracle.next_token(np.array([11, 12]) if step in (2, 4) else None)
     assert drawn == oracle.token_ids[2:]
     assert {drawn[1], drawn[3]} <= {11, 12}
@@ -104,4 +104,4 @@ def test_end_tokens_held_back_are_passed_over_for_others_that_the_mask_allows():
     plan.masks = mask(40, 41, 60)
     step = batch.apply(read_plan(schedule(plan, (0, 2, True))), SESSION).step
     runner.start_rows([RowStart(0, np.array([5, 6], np.int32), 2, parameters)])
-    assert runner.run(step).sampled_ids.tolist() == [60]
+    assert runner.launch(step).result().sampled_ids.tolist() == [60]

@@ -1,7 +1,7 @@
 """Plans of several sessions run as one step, and each session hears of its own rows alone."""
 
 from executor_svc.plan import read_plan
-from executor_svc.results import fill_results
+from executor_svc.results import asked_logprobs, fill_results
 from executor_svc.simulated.runner import SimulatedRunner
 from executor_svc.simulated.text import simulated_continuation
 from executor_svc.stepper import Stepper
@@ -38,7 +38,7 @@ def test_a_merged_step_is_cut_into_each_sessions_results() -> None:
         batch.apply(read_plan(StepPlan()), SESSION),
     ]
     first, second, empty = results = [StepResult() for _ in plans]
-    fill_results(batch, plans, stepper.run(plans), results)
+    fill_results(plans, asked_logprobs(batch, plans), stepper.run(plans), results)
     assert ids_of(first.sampled_ids) == [say(1, 2), say(3)]
     assert logprob_ids(first) == [say(1, 2), say(1, 2)]
     assert ids_of(first.logprob_ranks) == [1]

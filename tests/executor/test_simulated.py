@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from executor_svc.simulated.launched import LaunchedStep
 from executor_svc.simulated.runner import Latency, SimulatedFailure, SimulatedRunner
 from executor_svc.simulated.script import Reply, Script, ScriptedFault, ScriptError, read_script
 from executor_svc.simulated.text import SimulatedText, simulated_continuation
@@ -52,6 +53,9 @@ class Rows:
 
     def run(self, *work: tuple[int, int, bool], copies: Sequence[tuple[int, int]] = ()) -> StepOutput:
         """(row, tokens, samples) of each row; copies of (source, destination)."""
+        return self.launch(*work, copies=copies).result()
+
+    def launch(self, *work: tuple[int, int, bool], copies: Sequence[tuple[int, int]] = ()) -> LaunchedStep:
         ids, positions, slots, contexts = [], [], [], []
         for row, count, samples in work:
             begin = self.computed[row]
@@ -64,7 +68,7 @@ class Rows:
         width = max((len(self.tables[row]) for row, _, _ in work), default=0)
         tables = [self.tables[row] + [0] * (width - len(self.tables[row])) for row, _, _ in work]
         starts = np.cumsum([0, *(count for _, count, _ in work)])
-        return self.runner.run(
+        return self.runner.launch(
             Step(
                 rows=np.array([row for row, _, _ in work], np.int32),
                 query_start=starts.astype(np.int32),
@@ -301,3 +305,13 @@ def test_a_bad_script_is_refused_with_the_place(text: str, problem: str, tmp_pat
     path.write_text(text)
     with pytest.raises(ScriptError, match=problem):
         read_script(path, VOCAB)
+
+
+def test_what_is_asked_for_while_a_step_is_under_way_comes_after_it(rows: Rows) -> None:
+    rows.start(0, PROMPT, [2, 5])
+    rows.run((0, 6, True))
+    launched = rows.launch((0, 1, True))
+    rows.runner.end_rows(np.array([0], np.int32))
+    rows.start(0, [7, 8], [2, 5])
+    assert launched.result().sampled_ids.tolist() == say(PROMPT, 2)[1:]
+    assert rows.run((0, 2, True)).sampled_ids.tolist() == say([7, 8], 1)

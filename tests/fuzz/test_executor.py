@@ -7,7 +7,7 @@ import pytest
 
 from executor_svc.sessions import Session
 from executor_svc.settings import ExecutorSettings
-from executor_svc.step import Step, StepOutput
+from executor_svc.step import PendingStep, Step
 from paged.v1 import executor_pb2 as pb
 from scheduler_svc.core.audit import audit
 from scheduler_svc.core.results import ResultMismatch
@@ -35,16 +35,18 @@ NUM_STRANGERS = 3
 class Stage:
     """One executor, one scheduler whose plans are changed on their way now and then, and peers who make no sense."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, step_us: float) -> None:
+        """With steps that take time the next one begins before the last results leave."""
         self.fuzzer, self.clock = Fuzzer(seed), Clock()
         self.chance = self.fuzzer.chance
-        self.node = ExecutorNode(SETTINGS, self.clock)
+        self.node = ExecutorNode(SETTINGS.model_copy(update={"simulate_fixed_us": step_us}), self.clock)
         self.node.router._watch = lambda *_: None  # type: ignore[method-assign]  # names of schedulers are changed, too
         self.epoch = self.node.service._sessions.epoch
         self._begin_new_epoch = self.node.service._begin_new_epoch
         self.node.service._begin_new_epoch = self._on_failure  # type: ignore[method-assign]
-        self._run_step = self.node.service._stepper._runner.run
-        self.node.service._stepper._runner.run = self._on_step  # type: ignore[method-assign]
+        runner = self.node.service._steps._stepper._runner
+        self._launch = runner.launch
+        runner.launch = self._on_step  # type: ignore[method-assign]
         self._end_session = self.node.service._sessions.end
         self.node.service._sessions.end = self._on_end  # type: ignore[method-assign]
         self.link = Link("fuzz", self.node, self.clock)
@@ -82,7 +84,7 @@ class Stage:
         self.epoch += 1
         return self._begin_new_epoch(reason)
 
-    def _on_step(self, step: Step) -> StepOutput:
+    def _on_step(self, step: Step) -> PendingStep:
         """No runner is asked to touch what is not there, or not its row's: kernels do not look."""
         of_row, of_block = self.node.ownership.of_row, self.node.ownership.of_block
         self.num_steps += 1
@@ -98,7 +100,7 @@ class Stage:
             assert (of_block[table] == of_row[row]).all()  # the executor's own block is nobody's
             assert of_row[row] > 0
         assert (of_block[step.copy_sources] == of_block[step.copy_destinations]).all()
-        return self._run_step(step)
+        return self._launch(step)
 
     def _on_end(self, session: Session, reason: str, *more: object, **options: object) -> None:
         assert not reason.endswith("over the plan"), f"{reason}: a rule has to say so"
@@ -142,9 +144,9 @@ class Stage:
         assert self.link.is_current
 
 
-def play(seed: int, num_inputs: int) -> Iterator[Stage]:
+def play(seed: int, num_inputs: int, *, step_us: float) -> Iterator[Stage]:
     while num_inputs > 0:
-        stage = Stage(seed)
+        stage = Stage(seed, step_us=step_us)
         while stage.num_inputs < min(num_inputs, 2000):
             stage.turn()
         stage.end()
@@ -153,15 +155,19 @@ def play(seed: int, num_inputs: int) -> Iterator[Stage]:
         yield stage
 
 
-def test_nothing_that_a_peer_sends_costs_more_than_its_session() -> None:
-    (stage,) = play(1000, 1500)
+@pytest.mark.parametrize("step_us", [0.0, 1.0])
+def test_nothing_that_a_peer_sends_costs_more_than_its_session(step_us: float) -> None:
+    (stage,) = play(1000, 1500, step_us=step_us)
     assert stage.num_inputs >= 1500
     assert stage.num_steps > 100
 
 
 @pytest.mark.slow
-def test_nothing_that_a_peer_sends_costs_more_than_its_session_for_long(capsys: pytest.CaptureFixture[str]) -> None:
-    num_inputs = sum(stage.num_inputs for stage in play(0, 55_000))
+@pytest.mark.parametrize("step_us", [0.0, 1.0])
+def test_nothing_that_a_peer_sends_costs_more_than_its_session_for_long(
+    capsys: pytest.CaptureFixture[str], step_us: float
+) -> None:
+    num_inputs = sum(stage.num_inputs for stage in play(0, 55_000, step_us=step_us))
     with capsys.disabled():
         print(f"fuzzing, inputs to the executor: {num_inputs}")
     assert num_inputs >= 55_000

@@ -45,7 +45,7 @@ def test_a_step_with_everything_on_runs_and_leaves_no_row_behind(llama, tokens):
     assert (output.sampled_ids >= 0).all()
     assert len(output.logprobs.ranks) == len(tokens)
     with pytest.raises(KeyError):
-        runner.run(make_step(tokens, BLOCK_SIZE).step)
+        runner.launch(make_step(tokens, BLOCK_SIZE).step).result()
 
 
 def test_no_two_rows_share_what_rules_take_where_everything_is_measured():

@@ -47,7 +47,7 @@ def assert_same(got: object, expected: object) -> None:
         ["reset"],
         ["start_rows", make_step([3, 1], 4, sampling=everything).starts],
         ["fork_rows", np.arange(2, dtype=np.int32), np.arange(2, 4, dtype=np.int32), [everything(1)] * 2, None],
-        ["run", full_step()],
+        ["launch", full_step()],
         [np.asfortranarray(np.arange(6.0).reshape(2, 3)), np.arange(3, dtype=">i4")[::-1], np.zeros((0, 4), bool)],
     ],
     ids=["no argument", "starts", "forks", "step", "layouts"],
@@ -68,15 +68,16 @@ class Noted:
 
     def __init__(self, failing: str = "") -> None:
         self.calls: list[str] = []
-        for name in ("start_rows", "fork_rows", "end_rows", "run", "reset"):
-            setattr(self, name, self._noting(name, name == failing))
+        for name in ("start_rows", "fork_rows", "end_rows", "launch", "reset"):
+            setattr(self, name, self._noting(name, name == failing, self))
+        self.result = self._noting("result", failing == "result", StepOutput(np.array([5], np.int32)))
 
-    def _noting(self, name: str, fails: bool):
-        def call(*_: object) -> StepOutput:
+    def _noting(self, name: str, fails: bool, returned: object):
+        def call(*_: object) -> object:
             self.calls.append(name)
             if fails:
                 raise ValueError("broken")
-            return StepOutput(np.array([5], np.int32))
+            return returned
 
         call.__name__ = name
         return call
@@ -108,12 +109,26 @@ def test_the_others_make_rank_0s_calls_in_its_order_until_it_closes() -> None:
     leader.fork_rows(made.step.rows, made.step.rows, [everything(0)])
     leader.close()
     FollowingRunner(followed, Wire(wire.said)).follow()
-    assert followed.calls == own.calls == ["reset", "start_rows", "run", "end_rows", "fork_rows"]
+    assert followed.calls == own.calls == ["reset", "start_rows", "launch", "result", "end_rows", "fork_rows"]
     assert wire.closed
 
 
-def test_nothing_is_run_after_a_failure() -> None:
-    wire, own = Wire(), Noted(failing="run")
+def test_the_others_see_a_step_to_its_end_before_they_hear_of_what_comes_after_its_launch() -> None:
+    """Rank 0 may have rows ended while its device computes."""
+    wire, own, followed = Wire(), Noted(), Noted()
+    leader, made = LeadingRunner(own, wire), make_step([2], 4)
+    pending = leader.launch(made.step)
+    leader.end_rows(made.step.rows)
+    pending.result()
+    leader.close()
+    FollowingRunner(followed, Wire(wire.said)).follow()
+    assert own.calls == ["launch", "end_rows", "result"]
+    assert followed.calls == ["launch", "result", "end_rows"]
+
+
+@pytest.mark.parametrize(("failing", "called"), [("launch", ["launch"]), ("result", ["launch", "result"])])
+def test_nothing_is_run_after_a_failure(failing: str, called: list[str]) -> None:
+    wire, own = Wire(), Noted(failing=failing)
     leader = LeadingRunner(own, wire)
     with pytest.raises(RanksLost, match="ValueError: broken"):
         make_step([2], 4).run(leader)
@@ -121,5 +136,5 @@ def test_nothing_is_run_after_a_failure() -> None:
     with pytest.raises(RanksLost, match="started anew"):
         leader.reset()
     leader.close()
-    assert own.calls == ["start_rows", "run"]
+    assert own.calls == ["start_rows", *called]
     assert len(wire.said) == said

@@ -48,7 +48,7 @@ WINDOWS = {
 
 
 class Recording:
-    """A runner that keeps the step it ran last."""
+    """A runner that keeps the step it launched last."""
 
     def __init__(self, runner) -> None:
         self._runner = runner
@@ -57,9 +57,9 @@ class Recording:
     def __getattr__(self, name):
         return getattr(self._runner, name)
 
-    def run(self, step):
+    def launch(self, step):
         self.step = step
-        return self._runner.run(step)
+        return self._runner.launch(step)
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def seen_by(runner, module, layer, step, table: list[int]) -> list[set[int]]:
         module.register_forward_pre_hook(lambda *call: given.append((*call[1:], layer.step.tensors)), with_kwargs=True),
         module.register_forward_hook(lambda *call: outputs.append(call[2][0][0])),
     ]
-    runner.run(step)
+    runner.launch(step).result()
     for hook in hooks:
         hook.remove()
     (arguments, named, tensors), (before,) = given[0], outputs

@@ -25,7 +25,12 @@ requests = st.fixed_dictionaries(
     {"prompt": prompts, "max_tokens": st.integers(1, 30), "num_samples": st.sampled_from([1, 1, 2, 3])}
 )
 pools = st.fixed_dictionaries(
-    {"num_blocks": st.integers(36, 60), "max_rows": st.integers(3, 8), "spare_tokens": st.integers(3, 30)}
+    {
+        "num_blocks": st.integers(36, 60),
+        "max_rows": st.integers(3, 8),
+        "spare_tokens": st.integers(3, 30),
+        "step_us": st.sampled_from([0.0, 1.0]),  # of a device that computes while the host goes on, if it takes any
+    }
 )
 
 
@@ -69,7 +74,7 @@ class Many(RuleBasedStateMachine):
             self._submit(links[number % len(links)], **request)
         self._round()
 
-    def _settings(self, num_blocks: int, max_rows: int, spare_tokens: int) -> ExecutorSettings:
+    def _settings(self, num_blocks: int, max_rows: int, spare_tokens: int, step_us: float) -> ExecutorSettings:
         return ExecutorSettings(
             simulate=True,
             block_size=4,
@@ -78,6 +83,7 @@ class Many(RuleBasedStateMachine):
             tokens_per_step=max_rows + spare_tokens,
             simulate_vocab_size=VOCAB_SIZE,
             simulate_max_model_len=MAX_LEN,
+            simulate_fixed_us=step_us,
             recall_timeout_s=3.0,
         )
 

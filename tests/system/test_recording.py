@@ -104,14 +104,21 @@ def only_file(directory: Path) -> Path:
     return file
 
 
-@pytest.mark.parametrize("with_ids", [True, False])
-@pytest.mark.parametrize(("num_steps", "seed"), [(15, 1), (43, 2), (200, 3)])
+@pytest.mark.parametrize(
+    ("num_steps", "seed", "with_ids", "step_us"),
+    [
+        (15, 1, True, 0.0), (43, 2, True, 0.0), (200, 3, True, 0.0), (43, 2, True, 1.0), (200, 3, True, 1.0),
+        (15, 1, False, 0.0), (43, 2, False, 0.0), (200, 3, False, 0.0), (200, 3, False, 1.0),
+    ],
+)  # fmt: skip
 def test_a_recording_runs_again_and_comes_to_the_same(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch, num_steps: int, seed: int, with_ids: bool
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch, num_steps: int, seed: int, with_ids: bool, step_us
 ) -> None:
+    """With steps that take time sessions end, and plans break rules, while the device computes."""
     monkeypatch.setattr(recorder, "KEYFRAME_STEPS", 20)
     clock = Clock()
-    executor = ExecutorNode(settings(tmp_path).model_copy(update={"record_token_ids": with_ids}), clock)
+    changes = {"record_token_ids": with_ids, "simulate_fixed_us": step_us}
+    executor = ExecutorNode(settings(tmp_path).model_copy(update=changes), clock)
     links = [Link(f"scheduler {i}", executor, clock) for i in range(2)]
     load = Load(seed)
     run_until(executor, links, load, num_steps - 8)

@@ -14,7 +14,7 @@ import structlog
 from executor_svc.model.parallel.codec import decode, encode
 from executor_svc.model.parallel.group import ProcessGroup
 from executor_svc.ranks import RanksLost
-from executor_svc.step import Int32s, RowStart, Runner, Step, StepOutput
+from executor_svc.step import Int32s, PendingStep, RowStart, Runner, Step, StepOutput
 from paged.v1 import executor_pb2
 
 log = structlog.get_logger(__name__)
@@ -46,8 +46,12 @@ class LeadingRunner:
     def end_rows(self, rows: Int32s) -> None:
         self._together(self._own.end_rows, rows)
 
-    def run(self, step: Step) -> StepOutput:
-        return self._together(self._own.run, step)
+    @property
+    def overlaps(self) -> bool:
+        return self._own.overlaps
+
+    def launch(self, step: Step) -> "_PendingStep":
+        return _PendingStep(self._together(self._own.launch, step), self._guarded)
 
     def reset(self) -> None:
         self._together(self._own.reset)
@@ -64,11 +68,17 @@ class LeadingRunner:
             log.warning("ranks_not_told_to_end", reason=str(error))  # they are gone, or see their connections break
 
     def _together(self, call: Callable[..., _T], *arguments: Any) -> _T:
+        def tell_and_call() -> _T:
+            self._group.tell(encode([call.__name__, *arguments]))
+            return call(*arguments)
+
+        return self._guarded(tell_and_call)
+
+    def _guarded(self, call: Callable[[], _T]) -> _T:
         if self._lost:
             raise RanksLost("the ranks of this executor were lost; all must be started anew")
         try:
-            self._group.tell(encode([call.__name__, *arguments]))
-            return call(*arguments)
+            return call()
         except Exception as error:
             self._lost = True
             raise RanksLost(
@@ -76,13 +86,26 @@ class LeadingRunner:
             ) from error
 
 
+class _PendingStep:
+    """Of which the other ranks wait for their share by themselves."""
+
+    def __init__(self, own: PendingStep, guarded: Callable[[Callable[[], StepOutput]], StepOutput]) -> None:
+        self._own = own
+        self._guarded = guarded
+
+    def result(self) -> StepOutput:
+        return self._guarded(self._own.result)
+
+
 class FollowingRunner:
     """What any other rank does: what rank 0 tells it, with its own share `own`."""
 
     def __init__(self, own: Runner, group: ProcessGroup) -> None:
+        self._own = own
         self._calls: dict[str, Callable[..., object]] = {
-            call.__name__: call for call in (own.start_rows, own.fork_rows, own.end_rows, own.run, own.reset)
+            call.__name__: call for call in (own.start_rows, own.fork_rows, own.end_rows, own.reset)
         }
+        self._calls[own.launch.__name__] = self._run
         self._group = group
 
     def follow(self) -> None:
@@ -97,3 +120,7 @@ class FollowingRunner:
                 self._group.close()
                 return
             self._calls[name](*arguments)
+
+    def _run(self, step: Step) -> None:
+        """To its end: what fails here shows now, and not in what comes next."""
+        self._own.launch(step).result()
