@@ -2,10 +2,12 @@
 scheduler hears what it would have heard otherwise."""
 
 import time
+from pathlib import Path
 
 import pytest
 
 from executor_svc import step_cycle
+from executor_svc.recording.files import read_recording
 from executor_svc.service import MAX_EPOCHS_WITHOUT_STEP
 from executor_svc.simulated.text import simulated_continuation
 from paged.v1.executor_pb2 import Demand, Fault, StepPlan, StepResult
@@ -64,6 +66,10 @@ def one(executor: Executor) -> Peer:
 
 @pytest.fixture
 def both(executor: Executor) -> tuple[Peer, Peer]:
+    return two_attached(executor)
+
+
+def two_attached(executor: Executor) -> tuple[Peer, Peer]:
     """Each has blocks, rows and tokens of its own; nothing is under way."""
     one = attached(executor)
     two = Peer("two", executor)
@@ -197,6 +203,23 @@ def test_what_a_session_that_ends_under_way_had_is_others_and_they_get_what_is_t
     assert ids_of(second.logprob_ids)[0] == oracle(2)[1]
     assert (len(second.logprob_ids), len(second.logprobs), len(second.logprob_ranks)) == (8, 8, 4)
     assert sum(line.startswith(gone.name) for line in executor.journal) == 1, "of the first step, which it did not read"
+
+
+def test_a_step_is_recorded_with_its_results_though_a_session_has_ended_since_it_began(tmp_path: Path) -> None:
+    executor = Executor(settings=SETTINGS.model_copy(update={"record_dir": tmp_path}))
+    gone, other = two_attached(executor)
+    for peer in (gone, other):
+        peer.plan(prefill(peer))
+        peer.plan(decode(peer))
+    executor.turn()
+    executor.router.full.add(gone.connection.peer)
+    executor.turn()
+    executor.turn()
+    executor.service._recorder.write("a test", wait=True)
+    (file,) = tmp_path.iterdir()
+    *_, step, ended = read_recording(file)[1]
+    assert ended.HasField("ended_session")
+    assert [merged.HasField("result") for merged in step.step.plans] == [True, True]
 
 
 def test_who_waits_for_a_step_that_takes_long_is_not_silent(executor: Executor, both: tuple[Peer, Peer]) -> None:
