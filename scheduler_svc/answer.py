@@ -43,6 +43,7 @@ class Answer:
         "is_resting",
         "matcher",
         "noted_at",
+        "queued_at",
         "reader",
         "rests_until",
         "sequence",
@@ -55,10 +56,10 @@ class Answer:
         self.reader = reader
         self._preface = Preface(sequence, echo) if Preface.wanted(sequence, echo) else None
         self.has_news = False  # for `next_delta`
-        # The delivery's: whether it is in the queue, and rests after a message, until when; and since when it has what
-        # is not taken, and not in a message.
+        # The delivery's: whether it is in the queue, and since when; whether it rests after a message, and until when;
+        # since when it has what is not taken, and what is in no message.
         self.is_queued = self.is_resting = False
-        self.rests_until = 0.0
+        self.queued_at = self.rests_until = 0.0
         self.noted_at: float | None = None
         self.taken_at: float | None = None
         # In seconds of time.perf_counter(): when it first got a row, and the result with its first token.

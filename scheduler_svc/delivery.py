@@ -2,8 +2,8 @@
 
 One queue, longest waiting first, some messages in a turn of the event loop, and turns between, in which results, plans
 and new calls have their way. After a message a stream rests: what comes for it meanwhile leaves as one message, since a
-message costs as much as many tokens. The more streams there are, the longer they rest, up to a bound; with few they do
-not at all.
+message costs as much as many tokens. The more streams there are, and the dearer their messages, the longer they rest
+(`rests.py`); with few they do not at all.
 """
 
 import asyncio
@@ -18,26 +18,22 @@ from scheduler_svc.errors import PagedError, ReaderTooSlow
 from scheduler_svc.histogram import Histogram
 from scheduler_svc.reader import Reader
 from scheduler_svc.requests import Delta
+from scheduler_svc.rests import Rests
 
 if TYPE_CHECKING:
     from scheduler_svc.gathering import Gathering
 
 SLICE_S = 0.002  # of a turn of the event loop, for text that is made though its reader is behind
-MESSAGES_IN_A_TURN = 16  # so that a result waits for some 2 ms at most; in a row they cost less than one by one
-MESSAGES_BETWEEN_LOOKS = 4  # at what executors have sent
+MESSAGES_IN_A_TURN = 4  # so that a result, or what gRPC has to say, waits for a millisecond or two
 TURNS_BETWEEN = 2  # what gRPC has to say of a new call takes several
 UNTAKEN_TOKENS = 32  # that may wait in the core for a reader who is behind
-# Streams rest so long that the loop has time for what leaves of all: a message costs as much as ten tokens in it.
-REST_S_PER_STREAM = 100e-6
-MAX_REST_S = 0.1
-MIN_REST_S = 0.002  # less is not worth the timer
 LATE_S, LATE_SHARE = 0.01, 0.1  # from result to message, and of the streams that are served
+QUEUE_LATE_S = 0.1  # of the first in the queue: several times what rests aim at, for bursts are no lateness
 TIMER_S = 0.001  # the event loop's timers know no less, and one that is early would be asked for again at once
 
 
 class Delivery:
-    """`take` takes new tokens into an answer, `fail` ends a request with an error. `look` is called between the
-    messages of a turn: it takes a result that has come meanwhile, since its executor may be waiting for the next plan.
+    """`take` takes new tokens into an answer, `fail` ends a request with an error.
 
     A stream of which more than `max_unread_bytes` wait for its reader ends; so does, where all together have more than
     `max_total_unread_bytes`, the one that has most.
@@ -50,14 +46,13 @@ class Delivery:
         max_total_unread_bytes: int,
         take: Callable[[Answer], None],
         fail: Callable[[str, PagedError], None],
-        look: Callable[[], None] = lambda: None,
     ) -> None:
         self._max_unread_bytes = max_unread_bytes
         self._max_total_unread_bytes = max_total_unread_bytes
         self._take = take
         self._fail = fail
-        self._look = look
         self._queue: deque[Answer] = deque()
+        self._rests = Rests()
         self._resting: deque[Answer] = deque()  # in the order in which they have rested enough
         self._gatherings: set[Gathering] = set()
         self.num_streams = 0  # that have something new, or rest
@@ -97,31 +92,34 @@ class Delivery:
                 if waits:
                     answer.reader.wake()
             if not waits:
-                self._line_up(answer)
+                self._line_up(answer, now)
         self.num_streams = len(self._queue) + len(self._resting)
         for gathering in self._gatherings:
             self.num_streams += gathering.num_streams
             for answer in gathering.behind(now):
-                self._line_up(answer)
+                self._line_up(answer, now)
         self._have_turn()
 
     @property
     def is_late(self) -> bool:
-        """Whether a large part of what leaves with others leaves so late that new tokens had better come later."""
+        """Whether so much leaves so late that new tokens had better come later: the next in the queue, or a large
+        part of what leaves with others."""
         now = time.perf_counter()
+        if self._queue and now - self._queue[0].queued_at > QUEUE_LATE_S:
+            return True
         num_late = sum(gathering.num_late(now, LATE_S) for gathering in self._gatherings)
         return num_late > LATE_SHARE * self.num_streams
 
     def ask(self, answer: Answer) -> None:
         """Its reader has taken a message, and there is more for it: its turn comes after all who wait already."""
-        self._line_up(answer)
+        self._line_up(answer, time.perf_counter())
         self._have_turn()
 
-    def _line_up(self, answer: Answer) -> None:
+    def _line_up(self, answer: Answer, now: float) -> None:
         if answer.is_queued or (answer.is_resting and not answer.is_urgent):
             return
         if not answer.reader.takes(answer):
-            answer.is_queued = True
+            answer.is_queued, answer.queued_at = True, now
             self._queue.append(answer)
 
     def message(self, answer: Answer) -> Delta:
@@ -140,8 +138,8 @@ class Delivery:
             self.num_tokens += len(delta.token_ids)
             if noted_at is not None:
                 self.result_to_write_s.add(now - noted_at)
-            rest_s = min(self.num_streams * REST_S_PER_STREAM, MAX_REST_S)
-            if rest_s >= MIN_REST_S and not (reader.is_gathered or delta.finish or answer.is_resting):
+            rest_s = self._rests.rest_s(self.num_streams)
+            if rest_s and not (reader.is_gathered or delta.finish or answer.is_resting):
                 answer.is_resting, answer.rests_until = True, now + rest_s
                 self._resting.append(answer)
                 if len(self._resting) == 1:  # others rest longer
@@ -188,14 +186,14 @@ class Delivery:
             answer = self._resting.popleft()
             answer.is_resting = False
             if answer.has_more:
-                self._line_up(answer)
+                self._line_up(answer, answer.rests_until)
 
     def _turn(self) -> None:
         """For the next messages, and for what cannot wait for its reader before them."""
         self._has_turn = False
         now = time.perf_counter()
         self._end_rests(now)
-        loop, num_messages, end = asyncio.get_running_loop(), 0, now + SLICE_S
+        num_messages, end = 0, now + SLICE_S
         while self._queue and num_messages < MESSAGES_IN_A_TURN and time.perf_counter() < end:
             answer = self._queue.popleft()
             answer.is_queued = False
@@ -203,11 +201,11 @@ class Delivery:
             if not answer.has_more:  # it was taken meanwhile
                 continue
             may_leave = reader.is_waiting and not reader.is_whole and (not answer.is_resting or answer.has_ended)
+            if may_leave:
+                self._rests.note_wait(now - answer.queued_at, self.num_streams)
             if may_leave or answer.cannot_wait(UNTAKEN_TOKENS):
                 self._serve(answer, may_leave)
                 num_messages += may_leave
-                if may_leave and num_messages % MESSAGES_BETWEEN_LOOKS == 0:
-                    loop.call_soon(self._look)  # behind the readers that have been woken, who write then
         self._have_turn(TURNS_BETWEEN)
 
     def _serve(self, answer: Answer, may_leave: bool) -> None:

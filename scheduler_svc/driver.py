@@ -160,11 +160,6 @@ class Driver:
             self._wake_scheduled = True
             asyncio.get_running_loop().call_soon(self._on_wake)
 
-    def look(self) -> None:
-        """Take what its executor has sent, before the event loop comes to it."""
-        if self._session is not None:
-            self._session.look()
-
     async def _one_session(self, context: zmq.Context) -> SessionLost:
         """Attach, and serve until the session ends; returns why."""
         try:

@@ -6,10 +6,11 @@ from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import asynccontextmanager
 
 from scheduler_svc.answer import Answer
-from scheduler_svc.delivery import MIN_REST_S, SLICE_S, TIMER_S, TURNS_BETWEEN, UNTAKEN_TOKENS, Delivery
+from scheduler_svc.delivery import SLICE_S, TIMER_S, TURNS_BETWEEN, UNTAKEN_TOKENS, Delivery
 from scheduler_svc.errors import PagedError
 from scheduler_svc.reader import Reader
 from scheduler_svc.requests import Delta, PlainDelta
+from scheduler_svc.rests import MIN_REST_S
 from scheduler_svc.samples import Samples
 
 # An update in a message with others costs about as much as three tokens in it.

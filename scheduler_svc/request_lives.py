@@ -47,7 +47,6 @@ class RequestLives:
             max_total_unread_bytes=settings.max_total_unread_bytes,
             take=self._take,
             fail=self.fail_request,
-            look=self._look,
         )
         self.fleet = Fleet(settings, discovery, self, tenants)
         self.masks = GrammarMasks(settings, fail=self.fail, on_late=self._on_late_mask)
@@ -183,10 +182,6 @@ class RequestLives:
         self.fleet.dispatch.wake(sequence)
         if sequence.state is State.ENDED:  # its last token was told of already, and no result will tell of this
             self.delivery.note([sequence])
-
-    def _look(self) -> None:
-        for driver in self.fleet.attached:
-            driver.look()
 
     def _take(self, answer: Answer) -> None:
         request_id, was_over = answer.sequence.request_id, answer.is_over

@@ -17,7 +17,7 @@ from scheduler_svc.core.placement import Placement
 from scheduler_svc.core.plan import Amounts, LeaseChange, Plan, Result
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence, State
-from scheduler_svc.delivery import MAX_REST_S, MIN_REST_S, REST_S_PER_STREAM
+from scheduler_svc.rests import Rests
 
 PLANS_IN_FLIGHT = 2
 SLICE_S = 5e-4  # of messages that are looked at together; in service results come between any two
@@ -167,8 +167,9 @@ class LoopOnPaper:
         self._results: deque[Callable[[], None]] = deque()
         self._requests: deque[Sequence] = deque()
         self._unsent: dict[Sequence, int] = {}  # tokens that wait for their stream, longest waiting first
+        self._unsent_since: dict[Sequence, float] = {}
         self._resting: dict[Sequence, int] = {}  # tokens that have come since the last message
-        self._rest_s = 0.0
+        self._rests, self._rest_s, self._num_streams = Rests(), 0.0, 0
         self._is_busy = False
         self.busy_s = 0.0
         self.work = Work()
@@ -192,19 +193,22 @@ class LoopOnPaper:
             else:
                 waiting = self._unsent.get(sequence, 0) + self._resting.pop(sequence, 0)
                 self._unsent[sequence] = waiting + 1
-        rest_s = min((len(self._unsent) + len(self._resting)) * REST_S_PER_STREAM, MAX_REST_S)
-        self._rest_s = rest_s if rest_s >= MIN_REST_S else 0.0
+                self._unsent_since.setdefault(sequence, self._clock.now)
+        self._num_streams = len(self._unsent) + len(self._resting)
+        self._rest_s = self._rests.rest_s(self._num_streams)
         self._go_on()
 
     def _rest(self, sequence: Sequence) -> None:
         """As in `scheduler_svc.delivery`: what comes after a message waits, unless it is the end."""
         if self._rest_s and sequence.state is not State.ENDED:
             self._resting[sequence] = self._unsent.pop(sequence, 0)
+            self._unsent_since.pop(sequence, None)
             self._clock.after(self._rest_s, partial(self._end_rest, sequence))
 
     def _end_rest(self, sequence: Sequence) -> None:
         if num_tokens := self._resting.pop(sequence, 0):
             self._unsent[sequence] = num_tokens
+            self._unsent_since[sequence] = self._clock.now
             self._go_on()
 
     def _go_on(self) -> None:
@@ -228,6 +232,7 @@ class LoopOnPaper:
                 break
         for sequence, _, _ in sent:
             del self._unsent[sequence]
+            self._rests.note_wait(self._clock.now - self._unsent_since.pop(sequence), self._num_streams)
 
         def out() -> None:
             for sequence, num_tokens, at in sent:

@@ -68,11 +68,6 @@ class Connection:
             raise MalformedMessage("it has several parts")
         return data
 
-    @property
-    def has_message(self) -> bool:
-        """Whether `receive` has something to give."""
-        return bool(self._socket.getsockopt(zmq.EVENTS) & READABLE)
-
     def unread_bytes(self) -> int:
         """That have come without being a whole message; of TCP alone."""
         return 0 if self._unread is None else self._unread.look()

@@ -128,11 +128,6 @@ class ExecutorSession:
         self._sent_at.append(self._last_sent_at)
         return len(data)
 
-    def look(self) -> None:
-        """Take what has arrived, if anything has: for who holds the event loop for some time."""
-        if self._connection.has_message:
-            self._read()
-
     @property
     def idle_s(self) -> float:
         """Seconds since anything was sent."""

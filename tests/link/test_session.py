@@ -69,21 +69,6 @@ async def test_results_that_keep_coming_leave_turns_to_the_rest_of_the_loop() ->
         assert not session.lost.done()
 
 
-async def test_who_looks_finds_a_result_without_a_turn_of_the_loop() -> None:
-    async with attached_session() as (router, peer, session):
-        steps: list[int] = []
-        session.on_result = lambda result: steps.append(result.step)
-        session.send(empty_plan(1))
-        session.look()
-        assert not steps
-        result = pb.StepResult(epoch=1, session=1, step=1)
-        router.send_multipart([peer, pb.ToScheduler(result=result).SerializeToString()])
-        until = time.monotonic() + 20
-        while not steps and time.monotonic() < until:  # it is on its way
-            session.look()
-        assert steps == [1]
-
-
 async def test_what_came_before_the_connection_was_lost_is_read_although_the_loss_is_noticed_first() -> None:
     """Else it would not be known that the executor was lost over this scheduler's plan alone."""
     async with attached_session() as (router, peer, session):

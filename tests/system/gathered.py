@@ -19,7 +19,7 @@ def new_delivery() -> Delivery:
     )
 
 
-def opened(delivery: Delivery, gathering: Gathering, count: int, kind: str = "byte_level") -> list[Samples]:
+def opened(delivery: Delivery, gathering: Gathering | None, count: int, kind: str = "byte_level") -> list[Samples]:
     tokenizer = tokenizer_of(kind)
     return [
         open_request(request(f"r{number}", NUM_TOKENS), tokenizer, (), None, delivery, gathering)

@@ -14,7 +14,7 @@ from paged.client import Client, generate_request
 from paged.v1 import inference_pb2_grpc
 from scheduler_svc.answer import Answer
 from scheduler_svc.core.sequence import Sampling, Sequence
-from scheduler_svc.delivery import MESSAGES_BETWEEN_LOOKS, MESSAGES_IN_A_TURN, TURNS_BETWEEN, Delivery
+from scheduler_svc.delivery import MESSAGES_IN_A_TURN, TURNS_BETWEEN, Delivery
 from scheduler_svc.engine import Engine
 from scheduler_svc.errors import ReaderTooSlow
 from scheduler_svc.opening import open_request
@@ -139,28 +139,6 @@ async def test_after_some_messages_a_few_turns_are_for_others() -> None:
     assert sum(sent) == len(streams)
     assert max(sent) <= MESSAGES_IN_A_TURN
     assert min(later - turn for turn, later in pairwise(turns)) > TURNS_BETWEEN
-
-
-async def test_results_are_looked_for_between_the_messages_of_a_turn() -> None:
-    """Else an executor would wait for its next plan until all of them had been written."""
-    found: list[int] = []
-    delivery = Delivery(
-        max_unread_bytes=1 << 20,
-        max_total_unread_bytes=1 << 20,
-        take=Answer.take,
-        fail=lambda name, error: None,
-        look=lambda: found.append(delivery.num_messages),
-    )
-    tokenizer = tokenizer_of("byte_level")
-    streams = [open_request(request(f"r{i}", 40), tokenizer, (), None, delivery) for i in range(MESSAGES_IN_A_TURN)]
-    reading = asyncio.gather(*(samples.next_delta() for samples in streams))
-    await asyncio.sleep(0)  # all wait for their first message
-    for samples in streams:
-        samples.first.token_ids.append(300)
-    delivery.note(samples.first for samples in streams)
-    await reading
-    await asyncio.sleep(0)
-    assert found == list(range(MESSAGES_BETWEEN_LOOKS, MESSAGES_IN_A_TURN + 1, MESSAGES_BETWEEN_LOOKS))
 
 
 async def read_all(engine: Engine, generation: GenerationRequest) -> int:

@@ -10,7 +10,7 @@ import pytest
 
 from scheduler_svc.core.plan import Lease, Plan
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.delivery import LATE_S, LATE_SHARE, UNTAKEN_TOKENS, Delivery
+from scheduler_svc.delivery import LATE_S, LATE_SHARE, QUEUE_LATE_S, UNTAKEN_TOKENS, Delivery
 from scheduler_svc.driver import HOLD_S, MAX_HOLD_S, Driver
 from scheduler_svc.gathering import BEHIND_S, SLOW_S, Gathering
 from scheduler_svc.link.session import LinkOptions
@@ -91,6 +91,31 @@ async def test_a_message_on_its_way_is_waited_for_until_it_is_slow(delivery: Del
     assert not delivery.is_late, "its reader does not read"
     gathering.note_sent()
     assert delivery.is_late, "it does read, and they still wait"
+
+
+async def test_answers_with_calls_of_their_own_are_late_when_the_first_of_them_is(
+    delivery: Delivery, clock: Clock
+) -> None:
+    first, second = opened(delivery, None, 2)
+    reading = asyncio.gather(first.next_delta(), second.next_delta())
+    await asyncio.sleep(0)
+    for now, samples in enumerate((first, second)):
+        clock.now = float(now)
+        give(delivery, [samples], 300)
+    clock.now = QUEUE_LATE_S / A_BIT
+    assert not delivery.is_late
+    clock.now = QUEUE_LATE_S * A_BIT
+    assert delivery.is_late
+    await reading
+    assert not delivery.is_late
+
+
+async def test_who_does_not_read_makes_no_call_of_others_late(delivery: Delivery, clock: Clock) -> None:
+    (unread,) = opened(delivery, None, 1)
+    give(delivery, [unread], 300)
+    await turns()
+    clock.now = 10 * QUEUE_LATE_S
+    assert not delivery.is_late
 
 
 async def test_texts_are_made_without_a_reader_who_is_far_behind_and_not_before(

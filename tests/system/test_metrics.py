@@ -68,7 +68,7 @@ def value(samples: Samples, name: str, **labels: str) -> float:
 
 async def test_the_numbers_of_both_services_are_those_of_the_requests(system: System) -> None:
     pool = ["--num-blocks", "128", "--max-rows", "24", "--tokens-per-step", "256"]
-    system.executor_flags = [*pool, "--simulate-fixed-us", "3000", *ANY_PORT]  # slow enough for all calls to meet
+    system.executor_flags = [*pool, "--simulate-fixed-us", "8000", *ANY_PORT]  # slow enough for all calls to meet
     system.scheduler_flags = [*ANY_PORT, "--metrics-vllm-names"]
     system.start()
     calls = mixed_calls(60, random.Random(4))
