@@ -150,8 +150,9 @@ class StepCycle:
     def answer_who_may_wait(self) -> None:
         """Before the next step is begun, once the messages have been read that had come before this one ended: those
         who have no plan at hand. Raises RunnerFailed."""
-        waiting = [session for session in self._answered() if not session.plans]
-        for session in self._answered():
+        answered = self._answered()
+        waiting = [session for session in answered if not session.plans]
+        for session in answered:
             session.num_in_time = session.num_in_time + 1 if session.plans else 0
         if self._finished is not None and (self._finished.is_exclusive or not self._sessions.have_plans()):
             self.answer()

@@ -115,11 +115,11 @@ class Delivery:
         self._line_up(answer, time.perf_counter())
         self._have_turn()
 
-    def _line_up(self, answer: Answer, now: float) -> None:
+    def _line_up(self, answer: Answer, since: float) -> None:
         if answer.is_queued or (answer.is_resting and not answer.is_urgent):
             return
         if not answer.reader.takes(answer):
-            answer.is_queued, answer.queued_at = True, now
+            answer.is_queued, answer.queued_at = True, since
             self._queue.append(answer)
 
     def message(self, answer: Answer) -> Delta:
