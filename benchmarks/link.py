@@ -8,7 +8,7 @@ Beside it, in the same run, what the machine takes for nothing but the way: as m
 as many as a result has, over the same kind of sockets, without any of our code.
 
 With --idle: the share of its time that an executor with steps of 5 ms waits for plans while 256 streams are delivered
-over gRPC, with two plans in flight and with one.
+over gRPC, with as many plans in flight as an executor lets be unless told otherwise, and with one.
 """
 
 import argparse
@@ -145,7 +145,7 @@ def simulated_executor(*flags: str) -> Iterator[str]:
 
 
 def idle(as_json: bool) -> None:
-    shares = [uvloop.run(idle_share(IDLE_STREAMS, plans_in_flight)) for plans_in_flight in (2, 1)]
+    shares = [uvloop.run(idle_share(IDLE_STREAMS, *flags)) for flags in ((), ("--plans-in-flight", "1"))]
     figures = {"idle_share": round(shares[0], 4), "idle_share_depth_1": round(shares[1], 4)}
     if as_json:
         print(json.dumps(figures))

@@ -38,7 +38,7 @@ _MESSAGES_PER_TURN = 256
 PROBE_S = 0.25  # longest wait for a message, too
 LONG_GATHER_S = 0.001  # in which others may have the processor
 LAST_WORDS_S = 5.0  # to write a recording, and to log, where the process must end
-STEPS_OF_A_RECALL = 4  # two plans were under way, the next returns what is asked for; and one to spare
+STEPS_OF_A_RECALL = 2  # besides those under way: the next plan returns what is asked for; and one to spare
 
 _log = structlog.get_logger()
 
@@ -69,6 +69,7 @@ class Service:
         self._model = model
         self._router = router
         self._stop = stop
+        self._steps_of_a_recall = settings.plans_in_flight + STEPS_OF_A_RECALL
         self._clock = clock  # of silence and of what is overdue
         batch = ResidentBatch(ownership, limits)
         stepper = Stepper(batch, model.runner)
@@ -179,7 +180,7 @@ class Service:
         now = self._clock()
         if all_read and now >= self._next_probe:
             self._next_probe = now + PROBE_S
-            self._sessions.probe(now, self._recall_timeout_s + STEPS_OF_A_RECALL * self._steps.worst_step_s)
+            self._sessions.probe(now, self._recall_timeout_s + self._steps_of_a_recall * self._steps.worst_step_s)
         self._sessions.rebalance(now)
 
     def _wait_for_messages(self) -> bool:

@@ -103,7 +103,12 @@ class ExecutorSettings(BaseSettings):
     cuda_graphs: bool = Field(True, description="Record decode steps as CUDA graphs.")
     max_rows: int = Field(256, ge=1, le=65536, description="Sequences that may run at once.")
     tokens_per_step: int = Field(1024, ge=2, le=1 << 20, description="Tokens that one step may compute.")
-    plans_in_flight: int = Field(2, ge=1, le=16, description="Plans that a scheduler may send ahead of their results.")
+    plans_in_flight: int = Field(
+        3,
+        ge=1,
+        le=16,
+        description="Plans that a scheduler may send ahead of their results; it sends two while they come in time.",
+    )
     max_model_len: int | None = Field(
         None, ge=2, le=1 << 24, description="Tokens of prompt and output together; as the model allows if unset."
     )

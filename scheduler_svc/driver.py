@@ -16,6 +16,7 @@ from scheduler_svc.core.plan import Lease, Plan
 from scheduler_svc.core.results import Applied, ResultMismatch
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.lead import Lead
 from scheduler_svc.link.codec import MalformedMessage, decode_lease_change, decode_result
 from scheduler_svc.link.session import ExecutorSession, LinkOptions, SessionLost
 from scheduler_svc.step_counts import StepCounts
@@ -95,6 +96,7 @@ class Driver:
         self._idle_plan_s = idle_plan_s
         self._listener = listener
         self._session: ExecutorSession | None = None
+        self._lead = Lead()
         self._wake_scheduled = False
         self._held: asyncio.TimerHandle | None = None  # for a plan that is held back
         self._was_busy = False
@@ -193,6 +195,7 @@ class Driver:
         session.on_result = self._on_result
         hopeless = self.scheduler.attach(lease)
         self._session, self.lost_at, self._last_failure = session, None, ""
+        self._lead = Lead()
         self.attached, self.lease = attached, lease
         self.num_sessions += 1
         session.follow_lease(self._on_lease_change)
@@ -269,13 +272,17 @@ class Driver:
         self._pump()
 
     def _has_room(self) -> bool:
-        return len(self.scheduler.state.in_flight) < self.scheduler.state.lease.plans_in_flight
+        state = self.scheduler.state
+        tokens_are_awaited = bool(state.columns.num_masked or state.groups)
+        now, most = time.perf_counter(), state.lease.plans_in_flight
+        return len(state.in_flight) < self._lead.num_plans(most, now, tokens_are_awaited=tokens_are_awaited)
 
     def _plan(self, session: ExecutorSession, *, even_if_empty: bool = False) -> bool:
         try:
             self._listener.on_plan()
             plan = self.scheduler.plan(even_if_empty=even_if_empty)
             if plan is not None:
+                self._lead.note_plan(plan.step, len(self.scheduler.state.in_flight) - 1)
                 self.counts.note_plan(plan, session.send(plan))
                 self._note_started(plan)
         except Exception as error:  # a fault of ours must not leave the callers hanging
@@ -322,6 +329,7 @@ class Driver:
             self.fastest_step_us = message.step_us
         self.wait_us += message.wait_us
         self._moved_on |= bool(applied.updated)
+        self._lead.note_result(message, time.perf_counter())
         self._pump()
         self.counts.note_result(applied, session.last_message_bytes, time.perf_counter())
         self._listener.on_applied(applied)

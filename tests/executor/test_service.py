@@ -29,7 +29,7 @@ def test_a_lone_scheduler_is_lent_everything_but_block_0(client: PlanClient) -> 
     lease = client.attached.lease
     assert ids_of(lease.block_ids) == list(range(1, 64))
     assert ids_of(lease.row_ids) == list(range(8))
-    assert (lease.tokens_per_step, lease.plans_in_flight) == (32, 2)
+    assert (lease.tokens_per_step, lease.plans_in_flight) == (32, 3)
     assert client.attached.model.vocab_size == VOCAB
     assert client.attached.worst_step_ms >= 1
 
@@ -111,7 +111,7 @@ def test_more_plans_than_may_be_in_flight_end_the_session(start: Callable[..., S
     with PlanClient(start("--simulate-fixed-us", "300000").address) as client:
         client.attach()
         client.send_plan(prefill())
-        for _ in range(3):
+        for _ in range(4):
             client.send_plan()
         message = client.receive()
         if message.HasField("result"):  # the first was already running when the others came

@@ -13,6 +13,7 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.delivery import LATE_S, LATE_SHARE, QUEUE_LATE_S, UNTAKEN_TOKENS, Delivery
 from scheduler_svc.driver import HOLD_S, MAX_HOLD_S, Driver
 from scheduler_svc.gathering import BEHIND_S, SLOW_S, Gathering
+from scheduler_svc.lead import USUAL_PLANS
 from scheduler_svc.link.session import LinkOptions
 from tests.core.run import asked
 from tests.processes import cleaned_up, start_executor
@@ -177,7 +178,7 @@ class Held:
         self.session, self.answers, scheduler = Session(), Answers(), Scheduler()
         told: Any = self.answers
         self.driver = Driver(scheduler, LinkOptions("ipc://nowhere", "test", 1.0), 1.0, told)
-        scheduler.attach(Lease(list(range(1, 41)), list(range(4)), 64, 4))
+        scheduler.attach(Lease(list(range(1, 41)), list(range(4)), 64, 4, plans_in_flight=USUAL_PLANS + 1))
         scheduler.submit(asked("a", 8, 40))
         session: Any = self.session
         self.driver._session = session
@@ -208,14 +209,14 @@ async def test_a_plan_is_held_while_answers_are_late_and_made_at_the_next_look(h
     await turns()
     assert held.num_plans == 0
     await held.pass_by(HOLD_S * A_BIT)
-    assert held.num_plans == held.driver.scheduler.state.lease.plans_in_flight
+    assert held.num_plans == USUAL_PLANS
 
 
 async def test_whatever_else_makes_it_look_finds_that_they_are_late_no_more(held: Held) -> None:
     held.answers.are_late = False
     held.driver.wake()
     await turns()
-    assert held.num_plans == held.driver.scheduler.state.lease.plans_in_flight
+    assert held.num_plans == USUAL_PLANS
 
 
 async def test_many_who_look_meanwhile_make_no_more_looks_of_it(held: Held) -> None:
