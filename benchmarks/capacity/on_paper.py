@@ -157,6 +157,14 @@ class Session:
             self._clock.after(LINK_S, partial(self._executor.take, self, plan, work))
 
 
+@dataclass(slots=True)
+class Unsent:
+    """Tokens that wait for their stream."""
+
+    since: float
+    num_tokens: int = 0
+
+
 class LoopOnPaper:
     """A scheduler's event loop."""
 
@@ -166,8 +174,7 @@ class LoopOnPaper:
         self._placement = Placement()
         self._results: deque[Callable[[], None]] = deque()
         self._requests: deque[Sequence] = deque()
-        self._unsent: dict[Sequence, int] = {}  # tokens that wait for their stream, longest waiting first
-        self._unsent_since: dict[Sequence, float] = {}
+        self._unsent: dict[Sequence, Unsent] = {}  # longest waiting first
         self._resting: dict[Sequence, int] = {}  # tokens that have come since the last message
         self._rests, self._rest_s, self._num_streams = Rests(), 0.0, 0
         self._is_busy = False
@@ -191,9 +198,8 @@ class LoopOnPaper:
             if sequence in self._resting and sequence.state is not State.ENDED:
                 self._resting[sequence] += 1
             else:
-                waiting = self._unsent.get(sequence, 0) + self._resting.pop(sequence, 0)
-                self._unsent[sequence] = waiting + 1
-                self._unsent_since.setdefault(sequence, self._clock.now)
+                unsent = self._unsent.setdefault(sequence, Unsent(self._clock.now))
+                unsent.num_tokens += self._resting.pop(sequence, 0) + 1
         self._num_streams = len(self._unsent) + len(self._resting)
         self._rest_s = self._rests.rest_s(self._num_streams)
         self._go_on()
@@ -201,14 +207,13 @@ class LoopOnPaper:
     def _rest(self, sequence: Sequence) -> None:
         """As in `scheduler_svc.delivery`: what comes after a message waits, unless it is the end."""
         if self._rest_s and sequence.state is not State.ENDED:
-            self._resting[sequence] = self._unsent.pop(sequence, 0)
-            self._unsent_since.pop(sequence, None)
+            unsent = self._unsent.pop(sequence, None)
+            self._resting[sequence] = unsent.num_tokens if unsent is not None else 0
             self._clock.after(self._rest_s, partial(self._end_rest, sequence))
 
     def _end_rest(self, sequence: Sequence) -> None:
         if num_tokens := self._resting.pop(sequence, 0):
-            self._unsent[sequence] = num_tokens
-            self._unsent_since[sequence] = self._clock.now
+            self._unsent[sequence] = Unsent(self._clock.now, num_tokens)
             self._go_on()
 
     def _go_on(self) -> None:
@@ -225,14 +230,13 @@ class LoopOnPaper:
 
     def _send_slice(self) -> None:
         slice_s, sent = 0.0, []
-        for sequence, num_tokens in self._unsent.items():
-            slice_s += self._costs.message_s + self._costs.token_s * num_tokens
-            sent.append((sequence, num_tokens, self._clock.now + slice_s))
+        for sequence, unsent in self._unsent.items():
+            slice_s += self._costs.message_s + self._costs.token_s * unsent.num_tokens
+            sent.append((sequence, unsent.num_tokens, self._clock.now + slice_s))
             if slice_s >= SLICE_S:
                 break
         for sequence, _, _ in sent:
-            del self._unsent[sequence]
-            self._rests.note_wait(self._clock.now - self._unsent_since.pop(sequence), self._num_streams)
+            self._rests.note_wait(self._clock.now - self._unsent.pop(sequence).since, self._num_streams)
 
         def out() -> None:
             for sequence, num_tokens, at in sent:
