@@ -1,7 +1,7 @@
 """What gRPC alone takes of a process that streams: a grpc.aio server with nothing behind it, read as schedulers are.
 
-It serves Generate, and once so many streams are open sends each a ready-made message in every period, evenly: a few in
-a turn of the same event loop as ours, with a turn for what gRPC has to tell behind each.
+It serves Generate, and once so many streams are open sends each a ready-made message in every period, evenly: as many
+in a turn of the same event loop as our delivery sends, and with as many turns between for what gRPC has to tell.
 """
 
 import argparse
@@ -22,10 +22,10 @@ from paged.cli.processes import Service, while_alive, written
 from paged.load.generator import METHOD, Load
 from paged.v1 import inference_pb2
 from scheduler_svc.api.server import write_atomically
+from scheduler_svc.delivery import MESSAGES_IN_A_TURN, TURNS_BETWEEN
 from scheduler_svc.event_loop import EventLoop
 from scheduler_svc.parent import exit_with_parent
 
-MESSAGES_IN_A_TURN = 16
 TEXT_CHARACTERS = 4  # of a token
 SETTLE_S = 1.0
 
@@ -100,9 +100,16 @@ class Turns:
                 turn.set_result(None)
         if self._num_sent < due:
             self._num_sent = max(self._num_sent, due - self._num_streams)  # what is later than a period is left out
-            self._loop.call_soon(self._turn)
+            self._let_pass(TURNS_BETWEEN)
         else:
             self._loop.call_later(0.001, self._turn)
+
+    def _let_pass(self, num_turns: int) -> None:
+        """Have a turn after so many that are for others."""
+        if num_turns:
+            self._loop.call_soon(self._let_pass, num_turns - 1)
+        else:
+            self._loop.call_soon(self._turn)
 
 
 async def serve(num_streams: int, period_ms: float, tokens: int, file: Path) -> None:
