@@ -28,7 +28,7 @@ from executor_svc.session import Session
 from executor_svc.sessions import Sessions
 from executor_svc.step import Int32s
 from executor_svc.step_counts import StepCounts
-from executor_svc.stepper import Launched, Stepper
+from executor_svc.stepper import LaunchedPlans, Stepper
 from paged.v1 import executor_pb2
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class _Step:
 
     issued: list[tuple[Session, Taken]]
     asked: list[Int32s]
-    launched: Launched
+    launched: LaunchedPlans
     idle_since: float
     begin: float
     taken_in: float

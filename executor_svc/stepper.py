@@ -18,7 +18,7 @@ class RunnerFailed(Exception):
     """The runner raised: KV memory is lost, and with it the epoch. The cause is chained."""
 
 
-class Launched:
+class LaunchedPlans:
     """The step of some plans. `overlaps`: the device computes it by itself."""
 
     def __init__(self, pending: PendingStep | None, *, overlaps: bool) -> None:
@@ -37,9 +37,9 @@ class Stepper:
         self._batch = batch
         self._runner = runner
 
-    def launch(self, plans: list[AppliedPlan]) -> Launched:
+    def launch(self, plans: list[AppliedPlan]) -> LaunchedPlans:
         """Plans of different sessions, applied to the batch already. Without work for the model no step is run."""
-        return Launched(_guarded(lambda: self._launch(plans)), overlaps=self._runner.overlaps)
+        return LaunchedPlans(_guarded(lambda: self._launch(plans)), overlaps=self._runner.overlaps)
 
     def run(self, plans: list[AppliedPlan]) -> StepOutput:
         """Launch them and wait for what comes of it."""

@@ -26,7 +26,7 @@ from paged.v1 import executor_pb2
 
 
 @dataclass(frozen=True, slots=True)
-class Launched:
+class DeviceOutput:
     """What a step is making: `drawn` int32 `[num_sampling]`, on the device."""
 
     drawn: torch.Tensor
@@ -47,26 +47,26 @@ class StepOutOfMemory(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """A step that the device has all of; `launched` is None where no row samples."""
+    """A step that the device has all of; `output` is None where no row samples."""
 
     step: Step
-    launched: Launched | None
+    output: DeviceOutput | None
     readback: Readback
 
     def result(self) -> StepOutput:
         """As the seam says. Raises StepOutOfMemory."""
-        launched, scored_tokens = self.launched, self.step.scored
-        if launched is None:
+        output, scored_tokens = self.output, self.step.scored
+        if output is None:
             return StepOutput(np.empty(0, np.int32))
-        logprobs, scored = launched.logprobs or (), launched.scored or ()
+        logprobs, scored = output.logprobs or (), output.scored or ()
         try:
-            drawn, *rest = self.readback.read([launched.drawn, *logprobs, *scored])
+            drawn, *rest = self.readback.read([output.drawn, *logprobs, *scored])
         except torch.OutOfMemoryError as error:
             raise StepOutOfMemory(self.step, error) from error
         own, prompts = rest[: len(logprobs)], rest[len(logprobs) :]
         return StepOutput(
             drawn.astype(np.int32, copy=False),
-            logprob_columns(*own, num_top=launched.plan.num_top) if own else None,
+            logprob_columns(*own, num_top=output.plan.num_top) if own else None,
             logprob_columns(*prompts, num_top=scored_tokens.num_top) if scored_tokens is not None else None,
         )
 
@@ -151,7 +151,7 @@ class ModelRunner:
         except torch.OutOfMemoryError as error:
             raise StepOutOfMemory(step, error) from error
 
-    def _launch(self, step: Step) -> Launched | None:
+    def _launch(self, step: Step) -> DeviceOutput | None:
         graphs = self.graphs if self.graphs is not None and self.graphs.fit(step) else None
         rows, positions = step.rows, step.context_lens
         if not step.all_draw:
@@ -179,7 +179,7 @@ class ModelRunner:
                 logits = self.forward.logits(tensors, tensors["last_tokens"])
             return self._sample(logits, plan, tensors)
 
-    def _launch_scored(self, scored: Scored, plan: SamplingPlan, tensors: Columns) -> Launched:
+    def _launch_scored(self, scored: Scored, plan: SamplingPlan, tensors: Columns) -> DeviceOutput:
         tokens = tensors["last_tokens"] if plan.num_rows else tensors["scored_places"][:1]
         logits, head = self.forward.logits_and_head(tensors, tokens)
         logprobs = score_tokens(
@@ -191,7 +191,7 @@ class ModelRunner:
             max_rows=len(self._is_long),
         )
         if not plan.num_rows:
-            return Launched(logprobs.ranks.new_empty(0, dtype=torch.int32), None, plan, logprobs)
+            return DeviceOutput(logprobs.ranks.new_empty(0, dtype=torch.int32), None, plan, logprobs)
         return replace(self._sample(logits, plan, tensors), scored=logprobs)
 
     def record_graphs(self, recorder: Recorder, table_width: int) -> None:
@@ -212,13 +212,13 @@ class ModelRunner:
         """For each token whether its row is a long one; nothing where the model makes no difference."""
         return {"is_long": self._is_long[token_rows(step)]} if self._rope_switch_len else {}
 
-    def _sample(self, logits: torch.Tensor, plan: SamplingPlan, tensors: Columns) -> Launched:
+    def _sample(self, logits: torch.Tensor, plan: SamplingPlan, tensors: Columns) -> DeviceOutput:
         return self._keep(*self._sampler.launch(logits, plan, tensors), plan, tensors)
 
     def _keep(
         self, drawn: torch.Tensor, logprobs: LogprobTensors | None, plan: SamplingPlan, tensors: Columns
-    ) -> Launched:
+    ) -> DeviceOutput:
         drawn = self._agreed(drawn)
         # A row whose logits were not finite may be in the next step already; its token must be one the model has.
         self.forward.last_tokens.index_copy_(0, tensors["sampling_rows"], drawn.clamp_min(0))
-        return Launched(drawn.int(), logprobs, plan)
+        return DeviceOutput(drawn.int(), logprobs, plan)

@@ -223,12 +223,12 @@ def test_a_step_of_a_model_sends_one_copy_and_asks_nothing(family):
     for used, current in [*((None, s) for s in steps), (graphs, steps[2]), (graphs, steps[-1])]:
         runner.graphs = used
         with Crossings() as crossings:
-            launched = runner.launch(current).launched
+            output = runner.launch(current).output
         assert crossings.names == ["aten.copy_.default"]
         num_sampling = int(current.samples.sum())
-        assert (launched is None) == (num_sampling == 0 and current.scored is None)
-        if launched is not None:
-            assert launched.drawn.shape == (num_sampling,)
+        assert (output is None) == (num_sampling == 0 and current.scored is None)
+        if output is not None:
+            assert output.drawn.shape == (num_sampling,)
 
 
 @pytest.mark.parametrize("tokens", [None, [7, 8, 9]], ids=["handed on", "replaced"])
@@ -242,9 +242,9 @@ def test_forks_send_one_copy_and_ask_nothing_whatever_token_a_child_goes_on_with
         runner.fork_rows(parents, children, [row_sampling(logprobs=4)] * 3, own)
         assert crossings.names == ["aten.copy_.default"]
         forked = dataclasses.replace(step([1] * 4, [True] * 4, copies=3), rows=np.array([0, 1, 4, 5], np.int32))
-        launched = runner.launch(forked).launched
+        output = runner.launch(forked).output
     assert crossings.names == ["aten.copy_.default"] * 2
-    assert (launched.drawn.shape, launched.logprobs.ids.shape) == ((4,), (4, 5))
+    assert (output.drawn.shape, output.logprobs.ids.shape) == ((4,), (4, 5))
 
 
 @pytest.mark.parametrize("family", SERVED)
