@@ -261,7 +261,7 @@ class Client:
         attempts = Attempts(self._retries, timeout_s)
         many = None if request.HasField("stream") and not request.stream else self._many
         while True:
-            has_begun = False
+            has_begun, num_ended = False, 0
             if many is None:
                 answer = self._stream(self._inference.Generate, request, attempts.left_s)
             else:
@@ -270,12 +270,15 @@ class Client:
                 async with aclosing(answer) as messages:
                     async for message in messages:
                         has_begun = True
+                        num_ended += message.HasField("finish")
                         yield message
                 return
             except NotTaken:
                 many = None
                 continue
             except PagedClientError as error:
+                if num_ended == max(request.n, 1):
+                    return  # the answer is whole: only the call's status has not come
                 pause_s = None if has_begun else attempts.pause_s(error)
                 if pause_s is None:
                     raise

@@ -42,6 +42,19 @@ async def test_an_answer_that_has_begun_is_not_asked_for_again(address: str, eng
     assert len(engine.submitted) == 1
 
 
+async def test_an_answer_that_is_whole_has_not_failed_for_want_of_a_status(
+    address: str, engine: ScriptedEngine
+) -> None:
+    engine.script = [*ANSWER, Unavailable("gone")]
+    async with Client(address, retries=QUICK) as client:
+        answer = [message async for message in client.generate("hi")]
+        assert "".join(message.text for message in answer) == "Once!"
+        assert answer[-1].HasField("finish")
+        with pytest.raises(UnavailableError, match="gone"):
+            [_ async for _ in client.generate("hi", n=2)]
+    assert len(engine.submitted) == 2
+
+
 async def test_a_full_queue_is_asked_again_after_the_time_it_names(address: str, engine: ScriptedEngine) -> None:
     engine.script = [QueueFull("full", 0.2)]
     loop = asyncio.get_running_loop()
