@@ -2,20 +2,23 @@
 
 Schedulers over simulated executors with steps of 10 ms, all real processes on this machine, and readers in a process of
 their own that always has so many streams open: prompts of 32 to 96 tokens, outputs of 256 to 768. Streams go to the
-schedulers in turn. Of each run: tokens that readers got per second; the same per second of CPU of all schedulers;
-tokens per message; time from sending a request to its first token (ttft_ms), between the messages of a stream (itl_ms;
-each brings one token or several), and in the scheduler from a result's arrival to its message being handed to gRPC
-(write_ms, whose percentiles are upper bounds of a fine histogram).
+schedulers in turn, once in a few calls together (GenerateMany), once in a call each. Of each run: tokens that readers
+got per second; the same per second of CPU of all schedulers; tokens per message; time from sending a request to its
+first token (ttft_ms), between the messages of a stream (itl_ms; each brings one token or several), and in the scheduler
+from a result's arrival to its message being handed to gRPC (write_ms, whose percentiles are upper bounds of a fine
+histogram).
 
 Beside each run, what gRPC alone takes: the schedulers' CPU for a message, all that is done for it included (message_us)
 and that of a grpc.aio server that does nothing but send messages as large, as often, to as many streams of the same
 readers (bare_message_us; bare_messages_s is how many of them it got rid of).
 
-With --memory: resident memory of a scheduler before, while and after 4,096 streams of 2,000 tokens are open, twice.
+With --memory: resident memory of a scheduler before, while and after 4,096 streams of 2,000 tokens are open, twice, a
+line for each kind of calls.
 """
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import sys
@@ -30,6 +33,7 @@ from paged.load.generator import Load
 from paged.load.seen import percentiles_ms
 from paged.v1 import control_pb2
 
+CALLS = SHARED, OWN = "shared", "own"
 STREAMS = (256, 1024, 4096)
 SETTLE_S, MEASURED_S, BARE_S = 3.0, 8.0, 4.0
 SHOWN = (50, 99)  # percentiles
@@ -38,18 +42,22 @@ CORES_FOR_FOUR = 10  # schedulers: theirs, executor's and readers'
 Figures = dict[str, object]
 
 
-async def run(num_schedulers: int, num_streams: int, seconds: float, *, share_calls: bool) -> Figures:
+async def run(num_schedulers: int, num_streams: int, seconds: float, calls: str) -> Figures:
     async with served(num_schedulers, num_streams) as system:
-        window = await watch(system, Load(system.target, num_streams, share_calls=share_calls), SETTLE_S, seconds)
+        window = await watch(system, Load(system.target, num_streams, share_calls=calls == SHARED), SETTLE_S, seconds)
     messages, tokens = _streamed(window)
     per_scheduler = num_streams // num_schedulers
     period_ms = 1e3 * num_streams * window.seen.seconds / messages
     alone = await bare(per_scheduler, period_ms, round(tokens / messages), BARE_S)
-    return figures(num_schedulers, num_streams, window) | {
-        "message_us": round(1e6 * sum(window.cpu_s) / messages, 1),
-        "bare_message_us": round(alone.message_us, 1),
-        "bare_messages_s": round(alone.messages_s),
-    }
+    return (
+        {"calls": calls}
+        | figures(num_schedulers, num_streams, window)
+        | {
+            "message_us": round(1e6 * sum(window.cpu_s) / messages, 1),
+            "bare_message_us": round(alone.message_us, 1),
+            "bare_messages_s": round(alone.messages_s),
+        }
+    )
 
 
 def figures(num_schedulers: int, num_streams: int, window: Window) -> Figures:
@@ -103,10 +111,9 @@ def _say(row: Figures) -> None:
 
 async def measure(args: argparse.Namespace) -> list[Figures]:
     rows = []
-    for num_schedulers in args.schedulers:
-        for num_streams in args.streams:
-            rows.append(await run(num_schedulers, num_streams, args.seconds, share_calls=args.share_calls))
-            _say(rows[-1])
+    for calls, num_schedulers, num_streams in itertools.product(args.calls, args.schedulers, args.streams):
+        rows.append(await run(num_schedulers, num_streams, args.seconds, calls))
+        _say(rows[-1])
     return rows
 
 
@@ -117,13 +124,16 @@ def main() -> None:
     parser.add_argument("--schedulers", type=int, nargs="+", default=counts)
     parser.add_argument("--streams", type=int, nargs="+", default=STREAMS)
     parser.add_argument("--seconds", type=float, default=MEASURED_S, help="measured in each run")
-    parser.add_argument("--share-calls", action="store_true", help="streams have a few calls together (GenerateMany)")
+    parser.add_argument(
+        "--calls", choices=CALLS, nargs="+", default=CALLS, help="of streams: a few together, or one each"
+    )
     parser.add_argument("--memory", action="store_true", help="the scheduler's memory, instead")
     args = parser.parse_args()
     try:
         if args.memory:
-            figures_mb = asyncio.run(memory_mb(share_calls=args.share_calls))
-            print(json.dumps(figures_mb))
+            for calls in args.calls:
+                figures_mb = asyncio.run(memory_mb(share_calls=calls == SHARED))
+                print(json.dumps({"calls": calls} | figures_mb))
             return
         rows = asyncio.run(measure(args))
     except ServiceFailed as error:
