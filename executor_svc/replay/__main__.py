@@ -59,6 +59,8 @@ def _settings(file: Path, header: recording_pb2.RecordingHeader, flags: list[str
         if facts.eos_token_ids:
             flags += ["--simulate-eos-id", str(facts.eos_token_ids[0])]
     settings = parse(flags)
+    if not header.tokens_per_step:
+        raise UnreadableRecording(f"{file}: is damaged: tokens_per_step of its header is 0")
     max_rows = header.max_rows + SPARE_ROWS
     sizes = {
         "block_size": facts.block_size,

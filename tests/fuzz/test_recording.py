@@ -97,6 +97,19 @@ def test_a_recording_that_was_changed_is_replayed_or_refused(
     assert len(outcomes) == 3
 
 
+def test_a_recording_whose_steps_have_no_room_for_a_token_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "records").mkdir()
+    entries, file = recorded(tmp_path / "records"), io.BytesIO()
+    entries[0].header.tokens_per_step = 0
+    for entry in entries:
+        serialize_length_prefixed(entry, file)
+    (tmp_path / "changed").write_bytes(file.getvalue())
+    assert replay([str(tmp_path / "changed")]) == 2
+    assert "tokens_per_step" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_recording_that_was_changed_is_replayed_or_refused_for_long(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
