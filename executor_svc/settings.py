@@ -107,8 +107,8 @@ class ExecutorSettings(BaseSettings):
         3,
         ge=1,
         le=16,
-        description="Plans that a scheduler may send ahead of their results. It sends one fewer, but no fewer than two, while "
-        "they come in time. A distant executor needs more.",
+        description="Plans that a scheduler may send ahead of their results. It sends one fewer, but no fewer than "
+        "two, while they come in time. A distant executor needs more.",
     )
     max_model_len: int | None = Field(
         None, ge=2, le=1 << 24, description="Tokens of prompt and output together; as the model allows if unset."
