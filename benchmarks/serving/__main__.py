@@ -49,15 +49,13 @@ async def run(num_schedulers: int, num_streams: int, seconds: float, calls: str)
     per_scheduler = num_streams // num_schedulers
     period_ms = 1e3 * num_streams * window.seen.seconds / messages
     alone = await bare(per_scheduler, period_ms, round(tokens / messages), BARE_S)
-    return (
-        {"calls": calls}
-        | figures(num_schedulers, num_streams, window)
-        | {
-            "message_us": round(1e6 * sum(window.cpu_s) / messages, 1),
-            "bare_message_us": round(alone.message_us, 1),
-            "bare_messages_s": round(alone.messages_s),
-        }
-    )
+    return {
+        "calls": calls,
+        **figures(num_schedulers, num_streams, window),
+        "message_us": round(1e6 * sum(window.cpu_s) / messages, 1),
+        "bare_message_us": round(alone.message_us, 1),
+        "bare_messages_s": round(alone.messages_s),
+    }
 
 
 def figures(num_schedulers: int, num_streams: int, window: Window) -> Figures:
