@@ -30,6 +30,7 @@ ROWS = (1, 4, 16, 64, 256, 1024)
 SHAPES = ("4096x1024", "1024x2048", "6144x1024", "1024x3072", "151936x1024")
 ROTATED_BYTES = 400 << 20
 PROBE_SECONDS = 2e-3  # of what multiplies on registers, at least: its first tenths of a millisecond are slower
+OPENMP_WAITS_SECONDS = 0.01  # awake, more or less, for work: torch's threads would have a core that ours need
 SECONDS = 0.6  # of each measurement, about
 MAX_OUTPUT_BYTES = 64 << 20  # wider outputs are not made: nobody wants the logits of a whole prompt
 
@@ -88,6 +89,7 @@ def _measure(
     x = torch.randn(rows, weights[0].shape[1]).to(torch.bfloat16)
     flops, num_bytes = 2 * rows * weights[0].numel(), weights[0].nbytes
     works: dict[str, list[Callable[[], object]]] = {
+        "rest": [partial(time.sleep, OPENMP_WAITS_SECONDS)],
         "native": [partial(linear.linear, x, weight) for weight in packed],
         "read": [partial(native.read_bandwidth_probe, weight) for weight in [*weights[1:], weights[0]]],
         "dot": [partial(native.dot_rate_probe, probe_rounds)],
