@@ -17,20 +17,19 @@ END_S = 60.0
 @pytest.fixture
 def in_thread(engine: ScriptedEngine, settings: SchedulerSettings) -> Iterator[str]:
     """The address of a server in a thread, for commands that are run in this one."""
-    ready, stop, address = threading.Event(), asyncio.Event(), []
+    ready, stop, address, loops = threading.Event(), asyncio.Event(), [], []
 
     async def serve() -> None:
+        loops.append(asyncio.get_running_loop())
         server = ApiServer(engine, settings)
         address.append(await server.start())
         ready.set()
         await stop.wait()
         await server.stop(0.1)
 
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))  # ends the tasks that gRPC leaves, too
     thread.start()
     assert ready.wait(END_S)
     yield address[0]
-    loop.call_soon_threadsafe(stop.set)
+    loops[0].call_soon_threadsafe(stop.set)
     thread.join(END_S)
-    loop.close()
