@@ -73,6 +73,19 @@ void load_query(const Call& call, const QueryToken& query, int64_t head, const t
   });
 }
 
+constexpr int kHeadsAhead = 4;  // of a call's input, so many are fetched before they are needed
+
+// Fetches what load_query will read.
+template <class Kind>
+__attribute__((always_inline)) inline void expect_query(const Call& call, const QueryToken& query, int64_t head,
+                                                        const typename Kind::Number* early) {
+  if (call.projected == nullptr) return call.queries->expect(query.token, head);
+  if (query.alone && query.slot < 0) return call.projected->expect_query(query.token, head);
+  const int64_t row = query_row<Kind>(call);
+  const auto* first = reinterpret_cast<const char*>(early + (query.token * call.results.num_heads + head) * row);
+  for (int64_t i = 0; i < row * static_cast<int64_t>(sizeof(*early)); i += 64) __builtin_prefetch(first + i);
+}
+
 // Of each head of an item the queries, and what they have attended to so far.
 template <class Kind>
 class Attended {
@@ -107,8 +120,13 @@ class Attended {
             running_ + i * num_rows_};
   }
 
-  // Before the first step. `early`: as load_query takes it.
-  void begin(int64_t head, const Number* early) const {
+  // Before the first step. `early`: as load_query takes it; `next`: the head that begins after this one, or -1.
+  void begin(int64_t head, int64_t next, const Number* early) const {
+    if (next >= 0) {
+      if (call_.projected != nullptr && tokens_[0].alone) call_.projected->expect_key_and_value(tokens_[0].token, next);
+      for (int row = 0; row < std::min(num_rows_, kHeadsAhead); ++row)
+        expect_query<Kind>(call_, token(row), query_head(next, row), early);
+    }
     if (call_.projected != nullptr && tokens_[0].alone && tokens_[0].slot < 0) {
       expect_slot(call_.cache, call_.slots[tokens_[0].token], head);
       write_projected(call_, tokens_[0].token, head, head_room_);
@@ -116,6 +134,8 @@ class Attended {
     const Attending<Kind> attending = of(head);
     std::memset(attending.out, 0, num_rows_ * call_.cache.value_row * sizeof(float));
     for (int row = 0; row < num_rows_; ++row) {
+      const int later = row + kHeadsAhead;
+      if (later < num_rows_) expect_query<Kind>(call_, token(later), query_head(head, later), early);
       attending.running[row].clear();
       load_query<Kind>(call_, token(row), query_head(head, row), early, head_room_, attending.queries + row * query_row_);
     }

@@ -31,9 +31,9 @@ void do_item(const Call& call, const Plan& plan, const Item& item, const Item& f
       later.find(cache, following, following.first_position());
     }
     for (int64_t head = item.first_head; head < item.last_head; ++head) {
-      if (begin == item.first_position()) attended.begin(head, early);
-      const HeadGroups now{&groups, head};
       const bool within = head + 1 < item.last_head;
+      if (begin == item.first_position()) attended.begin(head, within ? head + 1 : -1, early);
+      const HeadGroups now{&groups, head};
       const HeadGroups then{within ? &groups : &later, within ? head + 1 : later.first_head};
       find_step<Kind::kPack>(cache, now, then, begin, unit.begin, unit.end, edge, step);
       attend<Kind>(cache, call.factors, attended.of(head), step, products, room);
@@ -57,15 +57,20 @@ const typename Kind::Number* do_early(const Call& call, const Plan& plan) {
   for_each_item(count, [&](int64_t first) {
     thread_local Scratch heads;
     float* room = heads.get<float>(2 * std::max(call.key_dim, call.cache.value_row));
-    const int64_t end = end_of_group(first, count, slot);
-    for (int64_t head = 0; head < call.cache.num_kv_heads; ++head)
-      for (int64_t i = first; i < end; ++i) write_projected(call, plan.early_tokens[i], head, room);
-    for (int64_t i = first; i < end; ++i) {
-      const int64_t token = plan.early_tokens[i];
-      for (int64_t head = 0; head < num_heads; ++head) {
-        call.projected->query(token, head, room);
-        put_query<Kind>(call, room, queries + (token * num_heads + head) * row);
-      }
+    const int64_t num_tokens = end_of_group(first, count, slot) - first, num_kv_heads = call.cache.num_kv_heads;
+    const auto token = [&](int64_t i) { return plan.early_tokens[first + i]; };
+    for (int64_t i = 0; i < num_tokens * num_kv_heads; ++i) {
+      const int64_t later = i + kHeadsAhead;
+      if (later < num_tokens * num_kv_heads)
+        call.projected->expect_key_and_value(token(later % num_tokens), later / num_tokens);
+      write_projected(call, token(i % num_tokens), i / num_tokens, room);
+    }
+    for (int64_t i = 0; i < num_tokens * num_heads; ++i) {
+      const int64_t later = i + kHeadsAhead;
+      if (later < num_tokens * num_heads) call.projected->expect_query(token(later / num_heads), later % num_heads);
+      const int64_t head = i % num_heads;
+      call.projected->query(token(i / num_heads), head, room);
+      put_query<Kind>(call, room, queries + (token(i / num_heads) * num_heads + head) * row);
     }
   });
   return queries;

@@ -40,6 +40,13 @@ struct Heads {
     use(reinterpret_cast<const c10::Half*>(data) + offset);
   }
 
+  // Fetches a head that another thread wrote last: it lies far from the head before it, and nothing else foresees it.
+  __attribute__((always_inline)) void expect(int64_t token, int64_t head) const {
+    const auto size = static_cast<int64_t>(c10::elementSize(dtype));
+    const char* first = data + (token * token_stride + head * head_stride) * size;
+    for (int64_t i = 0; i < dim * size; i += 64) __builtin_prefetch(first + i);
+  }
+
   void load(int64_t token, int64_t head, float* to) const {
     with(token, head, [&](const auto* from) { widen(from, dim, to); });
   }
@@ -104,6 +111,12 @@ struct Projected {
     finish(token, key_norm, to);
   }
   void value(int64_t token, int64_t head, float* to) const { heads.load(token, num_heads + num_kv_heads + head, to); }
+
+  void expect_query(int64_t token, int64_t head) const { heads.expect(token, head); }
+  void expect_key_and_value(int64_t token, int64_t head) const {
+    heads.expect(token, num_heads + head);
+    heads.expect(token, num_heads + num_kv_heads + head);
+  }
 
  private:
   void finish(int64_t token, const float* norm, float* head) const {
