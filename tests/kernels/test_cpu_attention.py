@@ -4,11 +4,13 @@ import ctypes
 import resource
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 from kernels import KernelInputError, Rule
+from kernels.cpu import linear
 from kernels.cpu.library import ops
 from tests.kernels.pool import MIXED, NATIVE, TOLERANCES, Pool, assert_right
 
@@ -153,6 +155,26 @@ def test_memory_is_made_to_be_there_in_the_background_and_what_is_written_meanwh
         time.sleep(0.01)
     native.write_kv(k, v, *others, slots)
     assert all(torch.equal(one, other) for one, other in zip(caches, others, strict=True))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what is resident")
+def test_memory_is_not_made_to_be_there_beside_a_kernel(native):
+    if not linear.is_native(native.level, torch.bfloat16):
+        pytest.skip("the level has no product of bf16 that could take long")
+    weight = linear.pack(torch.ones(4096, 1024).bfloat16(), level=native.level)
+    with ThreadPoolExecutor(1) as beside:
+        for num_rows in (2000 << i for i in range(10)):
+            cache, _ = native.allocate_caches(4000, 16, 4, 64, 64, torch.bfloat16, torch.device("cpu"))
+            product = beside.submit(linear.linear, torch.ones(num_rows, 1024).bfloat16(), weight)
+            time.sleep(0.1)
+            native.populate([cache])
+            time.sleep(0.3)
+            share = share_in_memory(cache)
+            if not product.done():
+                assert share < 0.05
+                break
+        else:
+            raise AssertionError("no product took long enough to look beside it")
 
 
 def share_in_memory(tensor):

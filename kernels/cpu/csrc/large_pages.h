@@ -53,22 +53,29 @@ inline at::Tensor zeros_on_large_pages(at::IntArrayRef sizes, at::ScalarType dty
 
 inline at::Tensor zero_bytes(int64_t count) { return untouched_zeros({count}, at::kByte); }
 
-// Returns at once. A thread of its own, which gives way to all others, has the tensors' memory be there before it is used:
-// a GB takes the system a second or more. The first pages of all come first, since low blocks are lent first.
+// Returns at once. A thread of its own has the tensors' memory be there before it is used, but not beside kernels: a GB
+// takes the system a second or more of a core, and much of it may never be used. The first pages of all come first, since
+// low blocks are lent first.
 inline void populate(at::TensorList tensors) {
-  std::vector<c10::Storage> memory;  // not tensors: those may have owners in Python, whom only its threads may tell
-  for (const at::Tensor& tensor : tensors) memory.push_back(tensor.storage());
+  // Not kept while this rests, and not tensors: those may have owners in Python, whom only its threads may tell.
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> memory;
+  for (const at::Tensor& tensor : tensors) memory.push_back(tensor.storage().getWeakStorageImpl());
   std::thread([memory = std::move(memory)] {
 #if defined(__linux__)
     setpriority(PRIO_PROCESS, 0, 19);  // of this thread alone
 #endif
+    const Workers& workers = Workers::all();
+    uint32_t calls = 0;
     bool more = true;
     for (int64_t begin = 0; more; begin += kLargePage) {
       more = false;
-      for (const c10::Storage& one : memory) {
-        char* const data = static_cast<char*>(one.mutable_data());
-        const auto bytes = static_cast<int64_t>(one.nbytes());
-        if (begin < bytes) touch(data + begin, data + std::min(bytes, begin + kLargePage));
+      for (const auto& weak : memory) {
+        calls = workers.wait_for_rest(calls);
+        const auto one = weak.lock();
+        const auto bytes = one ? static_cast<int64_t>(one->nbytes()) : 0;
+        if (begin >= bytes) continue;
+        char* const data = static_cast<char*>(one->mutable_data());
+        touch(data + begin, data + std::min(bytes, begin + kLargePage));
         more |= begin + kLargePage < bytes;
       }
     }

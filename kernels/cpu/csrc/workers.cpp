@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <memory>
 #include <system_error>
 #include <thread>
 
@@ -61,6 +62,23 @@ Workers& Workers::all() {
 }
 
 void Workers::run(int num_threads, Work call, const void* work) {
+  num_going_on_.fetch_add(1, std::memory_order_relaxed);
+  num_begun_.fetch_add(1, std::memory_order_relaxed);
+  const auto end = [](std::atomic<uint32_t>* going_on) { going_on->fetch_sub(1, std::memory_order_relaxed); };
+  const std::unique_ptr<std::atomic<uint32_t>, decltype(end)> ended(&num_going_on_, end);
+  call_all(num_threads, call, work);
+}
+
+uint32_t Workers::wait_for_rest(uint32_t calls) const {
+  for (;;) {
+    const uint32_t begun = num_begun_.load(std::memory_order_relaxed);
+    if (begun == calls && num_going_on_.load(std::memory_order_relaxed) == 0) return calls;
+    calls = begun;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+}
+
+void Workers::call_all(int num_threads, Work call, const void* work) {
   if (num_threads <= 1 || taken_.exchange(true, std::memory_order_acquire)) return call(work, 0);
   num_threads = std::min(num_threads, 1 + kMostWorkers);
   grow(num_threads - 1);

@@ -24,7 +24,12 @@ class Workers {
   // raised. While another caller has the threads, and within such a call, this thread works alone.
   void run(int num_threads, Work call, const void* work);
 
+  // Returns when no call goes on and none has begun in the last 20 ms, or since this returned `calls`: gives what to pass
+  // next time.
+  uint32_t wait_for_rest(uint32_t calls) const;
+
  private:
+  void call_all(int num_threads, Work call, const void* work);
   void grow(int num_workers);
   void work();
   bool join();
@@ -38,6 +43,7 @@ class Workers {
   const void* work_ = nullptr;
   std::mutex raising_;
   std::exception_ptr raised_;
+  std::atomic<uint32_t> num_begun_{0}, num_going_on_{0};  // calls, those included for which this thread works alone
 
   // Of the present call: seats that are free, in the upper half, and workers that sit, in the lower.
   alignas(64) std::atomic<uint32_t> seats_{0};
