@@ -44,7 +44,7 @@ class NativeKernels:
         return caches.allocate(*shape, self._ops.zero_bytes if device.type == "cpu" else on_device)
 
     def populate(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Has memory of `allocate_caches` be there before it is used, from a thread that works while no kernel does.
+        """Has memory of `allocate_caches` be there before it is used, from threads that work while no kernel does.
 
         Returns at once; the tensors may be used meanwhile, and are not kept.
         """

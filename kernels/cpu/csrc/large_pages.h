@@ -8,9 +8,12 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 
+#include <atomic>
+#include <memory>
 #include <thread>
 #include <vector>
 
+#include "panels.h"
 #include "parallel.h"
 
 namespace paged {
@@ -53,33 +56,47 @@ inline at::Tensor zeros_on_large_pages(at::IntArrayRef sizes, at::ScalarType dty
 
 inline at::Tensor zero_bytes(int64_t count) { return untouched_zeros({count}, at::kByte); }
 
-// Returns at once. A thread of its own has the tensors' memory be there before it is used, but not beside kernels: a GB
-// takes the system a second or more of a core, and much of it may never be used. The first pages of all come first, since
-// low blocks are lent first.
-inline void populate(at::TensorList tensors) {
-  // Not kept while this rests, and not tensors: those may have owners in Python, whom only its threads may tell.
-  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> memory;
-  for (const at::Tensor& tensor : tensors) memory.push_back(tensor.storage().getWeakStorageImpl());
-  std::thread([memory = std::move(memory)] {
+// What `populate` has to do, page by page: the first of all tensors, then the second ones, since low blocks are lent first.
+class Populating {
+ public:
+  explicit Populating(at::TensorList tensors) {
+    for (const at::Tensor& tensor : tensors) {
+      memory_.push_back(tensor.storage().getWeakStorageImpl());
+      num_pages_ = std::max(num_pages_, divide_up(static_cast<int64_t>(tensor.storage().nbytes()), kLargePage));
+    }
+  }
+
+  // Called by each of its threads.
+  void run() {
 #if defined(__linux__)
     setpriority(PRIO_PROCESS, 0, 19);  // of this thread alone
 #endif
     const Workers& workers = Workers::all();
+    const auto num_tensors = static_cast<int64_t>(memory_.size());
     uint32_t calls = 0;
-    bool more = true;
-    for (int64_t begin = 0; more; begin += kLargePage) {
-      more = false;
-      for (const auto& weak : memory) {
-        calls = workers.wait_for_rest(calls);
-        const auto one = weak.lock();
-        const auto bytes = one ? static_cast<int64_t>(one->nbytes()) : 0;
-        if (begin >= bytes) continue;
-        char* const data = static_cast<char*>(one->mutable_data());
-        touch(data + begin, data + std::min(bytes, begin + kLargePage));
-        more |= begin + kLargePage < bytes;
-      }
+    for (int64_t i = next_++; i < num_pages_ * num_tensors; i = next_++) {
+      calls = workers.wait_for_rest(calls);
+      const auto memory = memory_[i % num_tensors].lock();
+      const int64_t begin = i / num_tensors * kLargePage;
+      const auto bytes = memory ? static_cast<int64_t>(memory->nbytes()) : 0;
+      if (begin >= bytes) continue;
+      char* const data = static_cast<char*>(memory->mutable_data());
+      touch(data + begin, data + std::min(bytes, begin + kLargePage));
     }
-  }).detach();
+  }
+
+ private:
+  // Not kept while this rests, and not tensors: those may have owners in Python, whom only its threads may tell.
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> memory_;
+  int64_t num_pages_ = 0;
+  std::atomic<int64_t> next_{0};
+};
+
+// Returns at once. Threads of their own, as many as kernels have, have the tensors' memory be there before it is used, but
+// not beside kernels: a GB takes the system a second or more of a core, and much of it may never be used.
+inline void populate(at::TensorList tensors) {
+  const auto populating = std::make_shared<Populating>(tensors);
+  for (int i = 0; i < at::get_num_threads(); ++i) std::thread([populating] { populating->run(); }).detach();
 }
 
 }  // namespace paged
