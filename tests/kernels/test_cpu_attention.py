@@ -159,8 +159,6 @@ def test_memory_is_made_to_be_there_in_the_background_and_what_is_written_meanwh
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what is resident")
 def test_memory_is_not_made_to_be_there_beside_a_kernel(native):
-    if not linear.is_native(native.level, torch.bfloat16):
-        pytest.skip("the level has no product of bf16 that could take long")
     weight = linear.pack(torch.ones(4096, 1024).bfloat16(), level=native.level)
     with ThreadPoolExecutor(1) as beside:
         for num_rows in (2000 << i for i in range(10)):

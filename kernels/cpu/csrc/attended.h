@@ -82,8 +82,7 @@ __attribute__((always_inline)) inline void expect_query(const Call& call, const 
   if (call.projected == nullptr) return call.queries->expect(query.token, head);
   if (query.alone && query.slot < 0) return call.projected->expect_query(query.token, head);
   const int64_t row = query_row<Kind>(call);
-  const auto* first = reinterpret_cast<const char*>(early + (query.token * call.results.num_heads + head) * row);
-  for (int64_t i = 0; i < row * static_cast<int64_t>(sizeof(*early)); i += 64) __builtin_prefetch(first + i);
+  expect_bytes(early + (query.token * call.results.num_heads + head) * row, row * static_cast<int64_t>(sizeof(*early)));
 }
 
 // Of each head of an item the queries, and what they have attended to so far.
@@ -122,12 +121,13 @@ class Attended {
 
   // Before the first step. `early`: as load_query takes it; `next`: the head that begins after this one, or -1.
   void begin(int64_t head, int64_t next, const Number* early) const {
+    const bool writes = call_.projected != nullptr && tokens_[0].alone && tokens_[0].slot < 0;
     if (next >= 0) {
-      if (call_.projected != nullptr && tokens_[0].alone) call_.projected->expect_key_and_value(tokens_[0].token, next);
+      if (writes) call_.projected->expect_key_and_value(tokens_[0].token, next);
       for (int row = 0; row < std::min(num_rows_, kHeadsAhead); ++row)
         expect_query<Kind>(call_, token(row), query_head(next, row), early);
     }
-    if (call_.projected != nullptr && tokens_[0].alone && tokens_[0].slot < 0) {
+    if (writes) {
       expect_slot(call_.cache, call_.slots[tokens_[0].token], head);
       write_projected(call_, tokens_[0].token, head, head_room_);
     }

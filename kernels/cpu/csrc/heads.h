@@ -18,6 +18,11 @@ inline void widen(const c10::Half* from, int64_t count, float* to) {
   for (int64_t i = 0; i < count; ++i) to[i] = static_cast<float>(from[i]);
 }
 
+// Always inline, as `fetch` of products.h.
+__attribute__((always_inline)) inline void expect_bytes(const void* first, int64_t count) {
+  for (int64_t i = 0; i < count; i += 64) __builtin_prefetch(static_cast<const char*>(first) + i);
+}
+
 // Heads in memory: `[num_tokens, num_heads, dim]`, of fp32, bf16 or fp16, the last dimension's elements side by side.
 struct Heads {
   const char* data;
@@ -43,8 +48,7 @@ struct Heads {
   // Fetches a head that another thread wrote last: it lies far from the head before it, and nothing else foresees it.
   __attribute__((always_inline)) void expect(int64_t token, int64_t head) const {
     const auto size = static_cast<int64_t>(c10::elementSize(dtype));
-    const char* first = data + (token * token_stride + head * head_stride) * size;
-    for (int64_t i = 0; i < dim * size; i += 64) __builtin_prefetch(first + i);
+    expect_bytes(data + (token * token_stride + head * head_stride) * size, dim * size);
   }
 
   void load(int64_t token, int64_t head, float* to) const {

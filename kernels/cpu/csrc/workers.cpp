@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <memory>
 #include <system_error>
 #include <thread>
 
@@ -44,6 +43,18 @@ bool wait_for_change(const std::atomic<uint32_t>& word, uint32_t value) {
   return true;
 }
 
+// Counts itself while it lives.
+class Counted {
+ public:
+  explicit Counted(std::atomic<uint32_t>& count) : count_(count) { count_.fetch_add(1, std::memory_order_relaxed); }
+  ~Counted() { count_.fetch_sub(1, std::memory_order_relaxed); }
+  Counted(const Counted&) = delete;
+  Counted& operator=(const Counted&) = delete;
+
+ private:
+  std::atomic<uint32_t>& count_;
+};
+
 Workers* of_process = nullptr;
 std::once_flag once;
 
@@ -62,10 +73,8 @@ Workers& Workers::all() {
 }
 
 void Workers::run(int num_threads, Work call, const void* work) {
-  num_going_on_.fetch_add(1, std::memory_order_relaxed);
+  const Counted counted(num_going_on_);
   num_begun_.fetch_add(1, std::memory_order_relaxed);
-  const auto end = [](std::atomic<uint32_t>* going_on) { going_on->fetch_sub(1, std::memory_order_relaxed); };
-  const std::unique_ptr<std::atomic<uint32_t>, decltype(end)> ended(&num_going_on_, end);
   call_all(num_threads, call, work);
 }
 
