@@ -26,8 +26,7 @@ class Measured:
 
 async def measured(flags: list[str], rounds: int = 1) -> Measured:
     """Of an executor that is started with these flags. Each shape is one burst of equal sequences, whose prompts are
-    computed in parts and then decode; the time of a step is from the result before it to its own, while two plans are
-    in flight. Raises ServiceFailed and ServingFailed."""
+    computed in parts and then decode. Raises ServiceFailed and ServingFailed."""
     limits = ("--max-rows", str(MAX_ROWS), "--tokens-per-step", str(TOKENS_PER_STEP), "--num-blocks", str(NUM_BLOCKS))
     by_shape: dict[str, Steps] = {}
     async with Executor.started([*limits, *flags]) as executor:

@@ -61,7 +61,7 @@ class Steps:
     """Of the steps in which a window was measured."""
 
     works: list[StepWork]
-    seconds: list[float]
+    seconds: list[float]  # by the executor's own clock: a result that is read late makes no step longer or shorter
 
 
 class Serving:
@@ -80,7 +80,8 @@ class Serving:
         self._works: dict[int, StepWork] = {}  # by step
         self._news = asyncio.Event()
         self._lost: str | None = None
-        self._last_at: float | None = None
+        self._step_us = 0  # of all steps so far
+        self._work: StepWork | None = None  # of the latest
         self.taken_over = [sequence for sequence in scheduler.state.queue if sequence.num_output]
         for sequence in scheduler.state.queue:
             sequence.owner = None  # its times are those of another clock
@@ -173,17 +174,14 @@ class Serving:
         return False
 
     def on_tokens(self, applied: Applied) -> None:
-        now = self.now
-        step = min(self._works)
-        work = self._works.pop(step)
-        if self._last_at is not None and work.num_tokens:
-            self.steps.works.append(work)
-            self.steps.seconds.append(now - self._last_at)
-        # The next one's time counts from now where it was waiting already, else not at all.
-        self._last_at = now if self._works else None
-        self.meter.take(applied, now)
+        self._work = self._works.pop(min(self._works))
+        self.meter.take(applied, self.now)
 
     def on_applied(self, applied: Applied) -> None:
+        step_us, self._step_us = self._driver.step_us - self._step_us, self._driver.step_us
+        if self._work is not None and self._work.num_tokens:
+            self.steps.works.append(self._work)
+            self.steps.seconds.append(step_us / 1e6)
         self._take_arrivals()
         self._news.set()
 
