@@ -108,6 +108,7 @@ template <int kPack>
 void take_all_values(int64_t stride, const Place* places, const Place* later, ValueRows& rows) {
   constexpr int kRows = kGroup / kPack;
   rows.count = kRows * kGroupsPerStep;
+  rows.whole = true;
   for (int row = 0; row < kRows; ++row) {
     for (int group = 0; group < kGroupsPerStep; ++group) {
       const int i = row * kGroupsPerStep + group;
@@ -125,6 +126,7 @@ void take_values(int64_t stride, const Place* places, const Place* later, int nu
                  uint32_t* edge, ValueRows& rows) {
   constexpr int kRows = kGroup / kPack;
   rows.count = 0;
+  rows.whole = false;
   for (int row = 0; row < kRows; ++row) {
     for (int group = 0; group < num_groups; ++group) {
       const int64_t token = group * kGroup + row * kPack;

@@ -84,10 +84,11 @@ struct Bf16Dot {
 // first. Always inline: a call has no result, and GCC drops one that it takes for a function without effects.
 __attribute__((always_inline)) inline void fetch(const void* line) { __builtin_prefetch(line, 0, 2); }
 
-// sums[m][n] += words[n] x row m's numbers with index `i`, of M rows `stride` numbers apart.
-template <class Kind, int M, int N, int kPart = 0>
+// sums[m][first + n] += words[n] x row m's numbers with index `i`, of M rows `stride` numbers apart.
+template <class Kind, int kPart = 0, int M, int N, int kSums>
 __attribute__((always_inline)) inline void add_products(const typename Kind::Number* row, int64_t stride, int64_t i,
-                                                        const uint32_t* const (&words)[N], Vec (&sums)[M][N]) {
+                                                        const uint32_t* const (&words)[N], Vec (&sums)[M][kSums],
+                                                        int first = 0) {
   typename Kind::Part parts[N];
 #pragma GCC unroll 8
   for (int n = 0; n < N; ++n) parts[n] = Kind::template load<kPart>(words[n]);
@@ -95,7 +96,7 @@ __attribute__((always_inline)) inline void add_products(const typename Kind::Num
   for (int m = 0; m < M; ++m) {
     const auto number = Kind::template broadcast<kPart>(row + m * stride, i);
 #pragma GCC unroll 8
-    for (int n = 0; n < N; ++n) sums[m][n] = Kind::multiply_add(number, parts[n], sums[m][n]);
+    for (int n = 0; n < N; ++n) sums[m][first + n] = Kind::multiply_add(number, parts[n], sums[m][first + n]);
   }
   if constexpr (kPart + 1 < Kind::kParts) {
     const uint32_t* again[N];
@@ -105,7 +106,7 @@ __attribute__((always_inline)) inline void add_products(const typename Kind::Num
       // Not known to be the same place: words that are kept for their next part push sums out of few registers.
       if (kRegisters == 16 && N > 2) asm("" : "+r"(again[n]));
     }
-    add_products<Kind, M, N, kPart + 1>(row, stride, i, again, sums);
+    add_products<Kind, kPart + 1>(row, stride, i, again, sums, first);
   }
 }
 
@@ -157,6 +158,7 @@ constexpr int kRowsAtOnce = kRegisters == 32 ? kStep : kGroupsPerStep;
 // Rows of a step's values: where row i lies, which word of each row of weights it meets, and a row that is to be fetched.
 struct ValueRows {
   int count;
+  bool whole;  // all rows of all groups: the first of each, then the second of each, and so on
   int32_t weight[kStep];
   const uint32_t *values[kStep], *ahead[kStep];
 
@@ -175,6 +177,32 @@ struct ValueRows {
   }
 };
 
+// sums += weights x one row of each group, `first` being that of the first. Line by line of all groups: each group is a page or
+// two of its own, and so many that are read side by side come faster than one after the other.
+template <class Kind, bool kFetching, int M, int N>
+__attribute__((always_inline)) inline void add_of_groups(const typename Kind::Number* weights, const ValueRows& rows,
+                                                         int first, int64_t column, Vec (&sums)[M][N]) {
+  constexpr int kLine = std::min(N, kGroup / kLanes);  // vectors
+  const typename Kind::Number* row = weights + rows.weight[first] * Kind::kPack;
+  const uint32_t *values[kGroupsPerStep], *ahead[kGroupsPerStep];
+  for (int group = 0; group < kGroupsPerStep; ++group) {
+    values[group] = rows.values[first + group] + column;
+    ahead[group] = rows.ahead_of(first + group) + column;
+  }
+#pragma GCC unroll 8
+  for (int n = 0; n < N; n += kLine) {
+    asm("" : "+r"(row));  // not known to be the same: weights that are kept for all lines push sums out of registers
+#pragma GCC unroll 8
+    for (int group = 0; group < kGroupsPerStep; ++group) {
+      if (kFetching) fetch(ahead[group] + n * kLanes);
+      const uint32_t* words[kLine];
+#pragma GCC unroll 8
+      for (int i = 0; i < kLine; ++i) words[i] = values[group] + (n + i) * kLanes;
+      add_products<Kind>(row, kStep, group * (kGroup / Kind::kPack), words, sums, n);
+    }
+  }
+}
+
 // out[m][i] = out * decay[m] + weights x values of rows [first, last), for N vectors of columns from `column` on.
 template <class Kind, int M, int N, bool kFetching>
 void weigh_block(const typename Kind::Number* weights, const ValueRows& rows, int first, int last, int64_t column,
@@ -184,6 +212,10 @@ void weigh_block(const typename Kind::Number* weights, const ValueRows& rows, in
   for (int m = 0; m < M; ++m)
 #pragma GCC unroll 8
     for (int n = 0; n < N; ++n) sums[m][n] = Vec::loadu(out + m * out_stride + n * kLanes) * Vec(decay[m]);
+  if (rows.whole) {
+    for (int i = first; i < last; i += kGroupsPerStep) add_of_groups<Kind, kFetching>(weights, rows, i, column, sums);
+    first = last;
+  }
   for (int i = first; i < last; ++i) {
     const uint32_t *values = rows.values[i] + column, *ahead = rows.ahead_of(i) + column;
     const uint32_t* words[N];
