@@ -83,16 +83,20 @@ void attend_all(const Call& call, const Plan& plan) {
   const typename Kind::Number* early = do_early<Kind>(call, plan);
   const int64_t num_heads = call.cache.num_kv_heads, num_units = static_cast<int64_t>(plan.units.size());
   const int64_t num_items = num_units * num_heads;
-  // A unit's heads lie side by side, so one thread reads them, where that does not leave others without work at the end;
-  // those of one query read each step of the context together.
-  const int64_t at_once = num_units >= kManyUnits * at::get_num_threads() ? num_heads : 1;
+  // A unit's heads lie side by side, so one thread reads them; those of one query read each step of the context together.
+  // Of the last units it takes a head at a time, so that all threads end together.
+  const int64_t num_whole = num_units >= kManyUnits * at::get_num_threads() ? num_units - at::get_num_threads() : 0;
   std::atomic<int64_t> next{0};
   on_threads(static_cast<int>(std::min<int64_t>(max_workers(), num_items)), [&](int) {
     thread_local Room<Kind> room;
     Products<Kind> products;
     int64_t at = 0, end = 0;
     const auto take = [&] {
-      if (at == end) at = next.fetch_add(at_once), end = at + at_once;
+      if (at == end) {
+        const int64_t taken = next++;
+        at = std::min(taken, num_whole) * num_heads + std::max<int64_t>(taken - num_whole, 0);
+        end = at + (taken < num_whole ? num_heads : 1);
+      }
       if (at >= num_items) return Item{};
       const Unit* unit = &plan.units[at / num_heads];
       const int64_t head = at % num_heads, count = unit->num_queries == 1 ? end - at : 1;
