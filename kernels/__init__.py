@@ -41,6 +41,8 @@ class Backend:
     attend_projected: Callable[..., torch.Tensor] | None = None
     # Has the memory of caches be there before it is used, in the background; None where it is there from the beginning.
     populate: Callable[[Sequence[torch.Tensor]], None] | None = None
+    # Has that of blocks be there at once, which are about to be written first.
+    touch_blocks: Callable[[Sequence[torch.Tensor], torch.Tensor], None] | None = None
     level: str | None = None  # of a CPU's native kernels; None for all others
     note: str = ""  # why it is not the one that the device is best served by
 
@@ -109,5 +111,6 @@ def native_backend(level: str, cache_dir: Path = CACHE, told: Told = silent) -> 
         native.allocate_caches,
         native.attend_projected,
         native.populate,
+        native.touch_blocks,
         level=level,
     )

@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import structlog
 import torch
+from numpy.typing import NDArray
 
 from executor_svc.model.free_memory import available_bytes
 from executor_svc.model.proof import ProvenLayer
@@ -24,6 +26,8 @@ class KVMemory:
     """
 
     layers: list[tuple[torch.Tensor, torch.Tensor]]
+    block_size: int
+    unused: NDArray[np.bool_]  # [num_blocks]; which blocks nothing has been written to yet
 
     @classmethod
     def allocate(
@@ -39,12 +43,22 @@ class KVMemory:
             heads = (layer.num_kv_heads, layer.key_dim, layer.value_dim)
             return backend.allocate_caches(num_blocks, block_size, *heads, dtype or layer.dtype, device)
 
-        return cls([pair(layer) for layer in layers])
+        return cls([pair(layer) for layer in layers], block_size, np.ones(num_blocks, np.bool_))
 
     def populate(self, backend: Backend) -> None:
         """Returns at once: who is ready to serve need not wait until the system has given all of it."""
         if backend.populate is not None:
             backend.populate(self.tensors)
+
+    def expect(self, slots: NDArray[np.int64], backend: Backend) -> None:
+        """They are about to be written: blocks of which none has been get their memory now."""
+        if backend.touch_blocks is None:
+            return
+        blocks = slots // self.block_size
+        first = np.unique(blocks[self.unused[blocks]])
+        if len(first):
+            self.unused[first] = False
+            backend.touch_blocks(self.tensors, torch.from_numpy(first))
 
     @property
     def tensors(self) -> list[torch.Tensor]:

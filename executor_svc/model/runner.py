@@ -158,6 +158,7 @@ class ModelRunner:
             rows, positions = step.drawing_rows, positions[step.drawing_places]
         plan = self._sampler.plan(rows, positions, step.masks)
         long = self._long_column(step)
+        self._memory.expect(step.slots, self._backend)
         columns = step_columns(step) | long if graphs is None else graphs.columns(step, long)
         with torch.inference_mode():
             tensors = self._staging.to_device(columns | plan.columns)

@@ -50,6 +50,13 @@ class NativeKernels:
         """
         self._ops.populate(list(tensors))
 
+    def touch_blocks(self, caches: Sequence[torch.Tensor], blocks: torch.Tensor) -> None:
+        """Has memory of `allocate_caches` be there for `blocks`, int64 `[num_blocks]`, before they are written first.
+
+        All threads wait for the system's pages, where else the one that writes waits alone. Content stays.
+        """
+        self._ops.touch_blocks(list(caches), blocks)
+
     def write_kv(
         self,
         k: torch.Tensor,

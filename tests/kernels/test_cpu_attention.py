@@ -175,11 +175,26 @@ def test_memory_is_not_made_to_be_there_beside_a_kernel(native):
             raise AssertionError("no product took long enough to look beside it")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what is resident")
+def test_memory_of_blocks_is_made_to_be_there_and_what_they_hold_stays(native):
+    caches = native.allocate_caches(4000, 16, 4, 64, 64, torch.bfloat16, torch.device("cpu"))
+    k, v = torch.randn(2, 16, 4, 64).bfloat16()
+    native.write_kv(k, v, *caches, torch.arange(16) + 3998 * 16)
+    before = [cache[3998].clone() for cache in caches]
+    native.touch_blocks(caches, torch.tensor([5, 2000, 3998]))
+    for cache, held in zip(caches, before, strict=True):
+        assert all(share_in_memory(cache[block]) == 1 for block in (5, 2000, 3998))
+        assert share_in_memory(cache) < 0.5
+        assert torch.equal(cache[3998], held)
+
+
 def share_in_memory(tensor):
-    """Of the tensor's pages, as the system tells."""
+    """Of its pages, from its first number to its last, as the system tells."""
     page = resource.getpagesize()
     begin = tensor.data_ptr() // page * page
-    pages = (ctypes.c_ubyte * (tensor.untyped_storage().nbytes() // page))()
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    end = tensor.data_ptr() + last * tensor.itemsize
+    pages = (ctypes.c_ubyte * ((end - begin) // page + 1))()
     assert ctypes.CDLL(None).mincore(ctypes.c_void_p(begin), ctypes.c_size_t(len(pages) * page), pages) == 0
     return sum(byte & 1 for byte in pages) / len(pages)
 

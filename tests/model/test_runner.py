@@ -1,5 +1,7 @@
 """What a runner does where memory ends, and how much of a GPU it may take."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -27,6 +29,35 @@ def test_the_last_mlp_is_for_tokens_that_somebody_samples_from(tiny_directories,
     for chunk in (12, 8, 1):
         driver.step(chunk)
     assert num_tokens == [24, 1, 16, 2, 2, 2]  # of two layers; a step from which nobody samples goes on with one token
+
+
+@pytest.mark.skipif(not supported(), reason="no native kernels for this CPU")
+def test_memory_of_a_block_is_asked_for_by_the_step_that_is_the_first_to_write_it(tiny_directories, monkeypatch):
+    loaded = Model(tiny_directories["llama"], torch.float32).loaded
+    driver, runner = Driver(loaded, 2), loaded.runner
+    asked, touch = [], runner._backend.touch_blocks
+
+    def noted(caches, blocks):
+        asked.append(blocks.tolist())
+        touch(caches, blocks)
+
+    runner._memory.unused[:] = True  # warming up has written some
+    monkeypatch.setattr(runner, "_backend", replace(runner._backend, touch_blocks=noted))
+    for first_id in (1, 2):
+        driver.start(Sequence(list(range(first_id, first_id + 5 * BLOCK_SIZE)), 5 * BLOCK_SIZE, row_sampling()))
+    asked_by_steps = []
+    for chunk in (5 * BLOCK_SIZE, *[1] * (BLOCK_SIZE + 1)):
+        asked.clear()
+        driver.step(chunk)
+        asked_by_steps.append([block for blocks in asked for block in blocks])
+    tables = [sequence.table for sequence in driver.sequences.values()]
+    assert [set(blocks) for blocks in asked_by_steps] == [
+        {block for table in tables for block in table[:5]},
+        {table[5] for table in tables},
+        *[set()] * (BLOCK_SIZE - 1),
+        {table[6] for table in tables},
+    ]
+    assert sum(map(len, asked_by_steps)) == 14  # none twice
 
 
 def test_a_step_that_runs_out_of_memory_says_what_to_lower(llama, monkeypatch):

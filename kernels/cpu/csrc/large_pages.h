@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "copy.h"
 #include "panels.h"
 #include "parallel.h"
 
@@ -22,7 +23,8 @@ constexpr int64_t kLargePage = 1 << 21;
 
 // Makes the system give the pages of [begin, end), whose content stays: as safe beside work on it as reading is.
 inline void touch(char* begin, char* end) {
-  constexpr int64_t kSmallPage = 4096;
+  constexpr uintptr_t kSmallPage = 4096;
+  begin -= reinterpret_cast<uintptr_t>(begin) % kSmallPage;
   for (char* page = begin; page < end; page += kSmallPage) __atomic_fetch_or(page, 0, __ATOMIC_RELAXED);
 }
 
@@ -91,6 +93,21 @@ class Populating {
   int64_t num_pages_ = 0;
   std::atomic<int64_t> next_{0};
 };
+
+// Makes the system give the memory of blocks that are about to be written for the first time: all threads wait for its zeros,
+// each for those of another cache, where else the one that writes waits alone.
+inline void touch_blocks(at::TensorList caches, const at::Tensor& blocks) {
+  const int64_t *first = blocks.const_data_ptr<int64_t>(), *end = first + blocks.numel();
+  for_each_item(static_cast<int64_t>(caches.size()), [&](int64_t item) {
+    const at::Tensor& cache = caches[item];
+    const int64_t bytes = cache.stride(0) * static_cast<int64_t>(cache.element_size());
+    char* const data = static_cast<char*>(cache.mutable_data_ptr());
+    for (const int64_t* block = first; block < end; ++block) {
+      char* const begin = data + *block * bytes;
+      touch(begin, begin + block_bytes(cache));
+    }
+  });
+}
 
 // Returns at once. Threads of their own, as many as kernels have, have the tensors' memory be there before it is used, but
 // not beside kernels: a GB takes the system a second or more of a core, and much of it may never be used.

@@ -33,6 +33,7 @@ TORCH_LIBRARY(PAGED_LIBRARY, m) {
   m.def("copy_blocks(Tensor(a!)[] caches, Tensor source, Tensor destination) -> ()", &copy_blocks);
   m.def("zero_bytes(int count) -> Tensor", &zero_bytes);
   m.def("populate(Tensor(a!)[] tensors) -> ()", &populate);
+  m.def("touch_blocks(Tensor(a!)[] caches, Tensor blocks) -> ()", &touch_blocks);
   m.def("rms_norm(Tensor x, Tensor? weight, float eps, bool plus_one) -> Tensor", &norms::rms_norm);
   m.def("add_rms_norm(Tensor x, Tensor residual, Tensor? weight, float eps, bool plus_one) -> (Tensor, Tensor)",
         &norms::add_rms_norm);
