@@ -178,8 +178,9 @@ struct ValueRows {
 };
 
 // sums += weights x one row of each group, `first` being that of the first. Line by line of all groups: each group is a page or
-// two of its own, and so many that are read side by side come faster than one after the other.
-template <class Kind, bool kFetching, int M, int N>
+// two of its own, and so many that are read side by side come faster than one after the other. What is in a cache already is
+// better met row by row: a weight then stays in its register for all lines of a row.
+template <class Kind, int M, int N>
 __attribute__((always_inline)) inline void add_of_groups(const typename Kind::Number* weights, const ValueRows& rows,
                                                          int first, int64_t column, Vec (&sums)[M][N]) {
   constexpr int kLine = std::min(N, kGroup / kLanes);  // vectors
@@ -194,7 +195,7 @@ __attribute__((always_inline)) inline void add_of_groups(const typename Kind::Nu
     asm("" : "+r"(row));  // not known to be the same: weights that are kept for all lines push sums out of registers
 #pragma GCC unroll 8
     for (int group = 0; group < kGroupsPerStep; ++group) {
-      if (kFetching) fetch(ahead[group] + n * kLanes);
+      fetch(ahead[group] + n * kLanes);
       const uint32_t* words[kLine];
 #pragma GCC unroll 8
       for (int i = 0; i < kLine; ++i) words[i] = values[group] + (n + i) * kLanes;
@@ -212,8 +213,8 @@ void weigh_block(const typename Kind::Number* weights, const ValueRows& rows, in
   for (int m = 0; m < M; ++m)
 #pragma GCC unroll 8
     for (int n = 0; n < N; ++n) sums[m][n] = Vec::loadu(out + m * out_stride + n * kLanes) * Vec(decay[m]);
-  if (rows.whole) {
-    for (int i = first; i < last; i += kGroupsPerStep) add_of_groups<Kind, kFetching>(weights, rows, i, column, sums);
+  if (kFetching && rows.whole) {
+    for (int i = first; i < last; i += kGroupsPerStep) add_of_groups<Kind>(weights, rows, i, column, sums);
     first = last;
   }
   for (int i = first; i < last; ++i) {
