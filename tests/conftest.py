@@ -17,8 +17,8 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 grpc.aio.init_grpc_aio()
 
 
-# A shell starts what is to run behind it with interrupts ignored, and whatever that starts ignores them, too: tests that
-# interrupt a process would wait for ever.
+# A shell starts what is to run behind it with interrupts ignored, and whatever that starts ignores them, too: tests
+# that interrupt a process would wait for ever.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
