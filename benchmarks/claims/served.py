@@ -81,7 +81,6 @@ class Serving:
         self._news = asyncio.Event()
         self._lost: str | None = None
         self._step_us = 0  # of all steps so far
-        self._work: StepWork | None = None  # of the latest
         self.taken_over = [sequence for sequence in scheduler.state.queue if sequence.num_output]
         for sequence in scheduler.state.queue:
             sequence.owner = None  # its times are those of another clock
@@ -174,13 +173,13 @@ class Serving:
         return False
 
     def on_tokens(self, applied: Applied) -> None:
-        self._work = self._works.pop(min(self._works))
         self.meter.take(applied, self.now)
 
     def on_applied(self, applied: Applied) -> None:
         step_us, self._step_us = self._driver.step_us - self._step_us, self._driver.step_us
-        if self._work is not None and self._work.num_tokens:
-            self.steps.works.append(self._work)
+        work = self._works.pop(min(self._works))  # a result's plan is the oldest one in flight
+        if work.num_tokens:
+            self.steps.works.append(work)
             self.steps.seconds.append(step_us / 1e6)
         self._take_arrivals()
         self._news.set()
