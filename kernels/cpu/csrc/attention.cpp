@@ -8,6 +8,7 @@
 
 #include "attended.h"
 #include "parallel.h"
+#include "strides.h"
 
 namespace paged {
 namespace {
@@ -130,14 +131,14 @@ const Plan& planned(const at::Tensor& plan, const KvLayout& cache, int64_t num_t
   return made;
 }
 
-// Results in `out`, [num_tokens, num_heads, value_dim]; exactly one of `queries` and `projected` is given.
+// Results in `out`, of each token all heads' values; exactly one of `queries` and `projected` is given.
 void run(const at::Tensor& out, const Heads* queries, const Projected* projected, const int64_t* slots, int64_t key_dim,
          c10::ScalarType query_type, const KvLayout& cache, const Plan& plan, double scale, double soft_cap,
          const std::optional<at::Tensor>& sinks) {
   thread_local Scratch parts, sink_exponents;
   const int64_t group = plan.sizes.group, num_heads = group * cache.num_kv_heads;
-  Results results{static_cast<char*>(out.mutable_data_ptr()), out.scalar_type(), num_heads, cache.value_dim,
-                  cache.value_row, nullptr, nullptr};
+  Results results{static_cast<char*>(out.mutable_data_ptr()), out.scalar_type(), out.stride(0), num_heads,
+                  cache.value_dim, cache.value_row, nullptr, nullptr};
   results.parts = parts.get<float>(plan.num_slots * num_heads * (cache.value_row + kGroup));
   if (sinks) {
     float* exponents = sink_exponents.get<float>(num_heads);
@@ -215,7 +216,7 @@ at::Tensor attend_projected(const at::Tensor& qkv, const std::optional<at::Tenso
                             data(key_norm),
                             static_cast<float>(epsilon),
                             {data(cos), data(sin), cos ? cos->size(1) : 0, interleaved}};
-  const at::Tensor out = at::empty({num_tokens, num_heads * cache.value_dim}, qkv.options());
+  const at::Tensor out = empty_rows({num_tokens, num_heads * cache.value_dim}, qkv.options());
   run(out, nullptr, &projected, slots.const_data_ptr<int64_t>(), qkv.size(2), qkv.scalar_type(), cache,
       planned(plan, cache, num_tokens, num_heads), scale, soft_cap, sinks);
   return out;

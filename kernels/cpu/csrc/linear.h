@@ -138,7 +138,7 @@ inline at::Tensor linear(const at::Tensor& x, const at::Tensor& panels, const st
                     weight.panels.count, " panels");
   const PreparedRows prepared(x, weight);
   const int64_t num_rows = prepared.rows().count;
-  at::Tensor result = out ? *out : empty_output(x, outputs);
+  at::Tensor result = out ? *out : empty_rows(output_sizes(x, outputs), x.options());
   const int64_t stride = checked_row_stride("out", result, num_rows, outputs);
   LinearEpilogue epilogue(weight, prepared, {result.mutable_data_ptr<c10::BFloat16>(), stride, outputs});
   epilogue.bias = checked_bias(bias, outputs);
@@ -157,7 +157,7 @@ inline at::Tensor linear_sums(const at::Tensor& x, const at::Tensor& panels, con
   TORCH_CHECK_VALUE(divide_up(outputs, kPanel) == weight.panels.count, "outputs: ", outputs, " do not fill ",
                     weight.panels.count, " panels");
   const PreparedRows prepared(x, weight);
-  at::Tensor result = empty_output(x, outputs, at::kFloat);
+  at::Tensor result = at::empty(output_sizes(x, outputs), x.options().dtype(at::kFloat));
   product(weight.arithmetic(), prepared.rows(), weight.panels,
           SumsEpilogue(weight, prepared, result.mutable_data_ptr<float>(), outputs));
   return result;
@@ -169,8 +169,8 @@ inline at::Tensor gated(const at::Tensor& x, const at::Tensor& panels, const std
   TORCH_CHECK_VALUE(divide_up(outputs, kLane) == weight.panels.count, "outputs: ", outputs, " do not fill ",
                     weight.panels.count, " gated panels");
   const PreparedRows prepared(x, weight);
-  at::Tensor result = empty_output(x, outputs);
-  const GatedEpilogue epilogue(weight, prepared, {result.mutable_data_ptr<c10::BFloat16>(), outputs, outputs},
+  at::Tensor result = empty_rows(output_sizes(x, outputs), x.options());
+  const GatedEpilogue epilogue(weight, prepared, {result.mutable_data_ptr<c10::BFloat16>(), row_stride(result), outputs},
                                checked_activation(activation));
   product(weight.arithmetic(), prepared.rows(), weight.panels, epilogue);
   return result;

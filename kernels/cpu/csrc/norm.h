@@ -4,14 +4,13 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/cpu/vec/functional.h>
 #include <ATen/cpu/vec/vec.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 
 #include <algorithm>
 #include <cmath>
 #include <tuple>
 
 #include "parallel.h"
+#include "strides.h"
 
 namespace paged::norms {
 
@@ -155,14 +154,18 @@ void layer_row(const Row<T>& row, const Weights<T>& weights, float eps) {
 // The x of an operation, [..., size] of which the rows are contiguous, and what goes with it.
 class Operands {
  public:
-  Operands(const at::Tensor& x, const std::optional<at::Tensor>& residual) : x_(rows_contiguous(x)) {
+  Operands(const at::Tensor& x, const std::optional<at::Tensor>& residual) {
     TORCH_CHECK_VALUE(x.dim() >= 1 && x.size(-1) > 0, "x: shape is ", x.sizes(), ", must be [..., size]");
+    x_ = evenly_spaced(x);
+    x_stride_ = row_stride(x_);
     if (!residual) return;
     TORCH_CHECK_VALUE(residual->sizes() == x.sizes() && residual->scalar_type() == x.scalar_type(),
                       "residual: is ", residual->scalar_type(), " ", residual->sizes(), ", must be as x is: ",
                       x.scalar_type(), " ", x.sizes());
-    residual_ = rows_contiguous(*residual);
-    sum_ = at::empty(x.sizes(), x.options());
+    residual_ = evenly_spaced(*residual);
+    residual_stride_ = row_stride(residual_);
+    sum_ = empty_rows(x.sizes(), x.options());
+    sum_stride_ = row_stride(sum_);
   }
 
   int64_t size() const { return x_.size(-1); }
@@ -178,20 +181,17 @@ class Operands {
 
   template <typename T>
   Row<T> row(int64_t r, T* out) const {
-    const T* x = x_.const_data_ptr<T>() + r * stride(x_);
-    if (!residual_.defined()) return {x, nullptr, nullptr, out + r * size(), size()};
-    const T* residual = residual_.const_data_ptr<T>() + r * stride(residual_);
-    return {x, residual, sum_.mutable_data_ptr<T>() + r * size(), out + r * size(), size()};
+    const T* x = x_.const_data_ptr<T>() + r * x_stride_;
+    if (!residual_.defined()) return {x, nullptr, nullptr, out, size()};
+    const T* residual = residual_.const_data_ptr<T>() + r * residual_stride_;
+    return {x, residual, sum_.mutable_data_ptr<T>() + r * sum_stride_, out, size()};
   }
 
  private:
-  static at::Tensor rows_contiguous(const at::Tensor& x) {
-    const bool strided = x.dim() == 2 && x.stride(1) == 1;
-    return strided ? x : x.contiguous();
-  }
-  int64_t stride(const at::Tensor& x) const { return x.dim() == 2 ? x.stride(0) : size(); }
+  static at::Tensor evenly_spaced(const at::Tensor& x) { return row_stride(x) >= 0 ? x : x.contiguous(); }
 
   at::Tensor x_, residual_, sum_;
+  int64_t x_stride_ = 0, residual_stride_ = 0, sum_stride_ = 0;
 };
 
 enum class Norm { rms, layer };
@@ -200,17 +200,18 @@ inline at::Tensor norm(Norm kind, const Operands& operands, const at::Tensor& x,
                 const std::optional<at::Tensor>& bias, double eps, bool plus_one) {
   operands.check("weight", weight);
   operands.check("bias", bias);
-  at::Tensor out = at::empty(x.sizes(), x.options());
+  at::Tensor out = empty_rows(x.sizes(), x.options());
   const int64_t num_rows = operands.num_rows(), rows_at_once = std::max<int64_t>(1, kItemElements / operands.size());
+  const int64_t stride = row_stride(out);
   const auto each_row = [&]<typename T>(T* to) {
     const Weights<T> weights{weight ? weight->const_data_ptr<T>() : nullptr, bias ? bias->const_data_ptr<T>() : nullptr,
                              plus_one};
     for_each_item((num_rows + rows_at_once - 1) / rows_at_once, [&](int64_t item) {
       for (int64_t r = item * rows_at_once; r < std::min(num_rows, (item + 1) * rows_at_once); ++r) {
         if (kind == Norm::rms) {
-          rms_row(operands.row(r, to), weights, static_cast<float>(eps));
+          rms_row(operands.row(r, to + r * stride), weights, static_cast<float>(eps));
         } else {
-          layer_row(operands.row(r, to), weights, static_cast<float>(eps));
+          layer_row(operands.row(r, to + r * stride), weights, static_cast<float>(eps));
         }
       }
     });

@@ -11,6 +11,7 @@
 
 #include "panels.h"
 #include "product.h"
+#include "strides.h"
 
 namespace paged {
 
@@ -82,11 +83,11 @@ inline PreparedRows::PreparedRows(const at::Tensor& x, const PackedWeight& weigh
   prepare(weight, inputs, padded);
 }
 
-// `x` without its last dimension, and with `outputs` instead.
-inline at::Tensor empty_output(const at::Tensor& x, int64_t outputs, at::ScalarType dtype = at::kBFloat16) {
-  auto sizes = x.sizes().vec();
+// The sizes of `x`, the last one of which is `outputs` instead.
+inline c10::DimVector output_sizes(const at::Tensor& x, int64_t outputs) {
+  c10::DimVector sizes(x.sizes());
   sizes.back() = outputs;
-  return at::empty(sizes, x.options().dtype(dtype));
+  return sizes;
 }
 
 // Raises ValueError unless `tensor` is bf16, [..., size] with as many rows as `x`, and its rows contiguous; its rows'
@@ -96,9 +97,9 @@ inline int64_t checked_row_stride(const char* name, const at::Tensor& tensor, in
                     ", must be bfloat16");
   TORCH_CHECK_VALUE(tensor.dim() >= 1 && tensor.size(-1) == size && tensor.numel() == rows * size, name, ": shape is ",
                     tensor.sizes(), ", must be ", rows, " rows of ", size);
-  const bool flat = tensor.dim() <= 2 || tensor.is_contiguous();
-  TORCH_CHECK_VALUE(flat && (size == 1 || tensor.stride(-1) == 1), name, ": its rows must be contiguous");
-  return tensor.dim() == 2 ? tensor.stride(0) : size;
+  const int64_t stride = row_stride(tensor);
+  TORCH_CHECK_VALUE(stride >= 0, name, ": its rows must be contiguous, and one as far from the next as all others");
+  return stride;
 }
 
 // Raises ValueError unless `bias`, if there is one, is [outputs] bf16.

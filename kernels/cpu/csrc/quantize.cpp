@@ -58,11 +58,11 @@ float quantize_row(const c10::BFloat16* x, int64_t inputs, uint8_t* to, int64_t 
 
 }  // namespace
 
-void quantize_rows(const c10::BFloat16* x, int64_t stride, int64_t count, int64_t inputs, uint8_t* to, int64_t padded,
-                   float* scales) {
+void quantize_rows(const c10::BFloat16* x, int64_t stride, int64_t count, int64_t inputs, uint8_t* to,
+                   int64_t to_stride, int64_t padded, float* scales) {
   for_each_item(divide_up(count, kRowsPerItem), [&](int64_t item) {
     for (int64_t r = item * kRowsPerItem; r < std::min(count, (item + 1) * kRowsPerItem); ++r) {
-      scales[r] = quantize_row(x + r * stride, inputs, to + r * padded, padded);
+      scales[r] = quantize_row(x + r * stride, inputs, to + r * to_stride, padded);
     }
   });
 }

@@ -13,12 +13,12 @@
 
 namespace paged {
 
-// Of each token and head the columns of its values, [token][head][value_dim]; and where a token's context is in parts,
-// for each part those, the largest exponent and the sum of weights.
+// Of each token, `stride` elements from the next, and head the columns of its values, [head][value_dim]; and where a token's
+// context is in parts, for each part those, the largest exponent and the sum of weights.
 struct Results {
   char* out;
   c10::ScalarType dtype;
-  int64_t num_heads, value_dim, value_row;
+  int64_t stride, num_heads, value_dim, value_row;
   float* parts;        // [slot][head][value_row + kGroup]
   const float* sinks;  // exponents of 2, one a head; null: none
 
@@ -32,8 +32,8 @@ struct Results {
   }
 
   void clear(int64_t token) const {
-    const int64_t bytes = num_heads * value_dim * static_cast<int64_t>(c10::elementSize(dtype));
-    std::memset(out + token * bytes, 0, bytes);
+    const auto element_size = static_cast<int64_t>(c10::elementSize(dtype));
+    std::memset(out + token * stride * element_size, 0, num_heads * value_dim * element_size);
   }
 
   // Divides by the sum of weights, in which the head's sink takes part. Only where every score is -inf is the sum zero;
@@ -64,7 +64,7 @@ struct Results {
 
  private:
   void put(int64_t token, int64_t head, const float* values, float factor) const {
-    const int64_t offset = (token * num_heads + head) * value_dim;
+    const int64_t offset = token * stride + head * value_dim;
     if (dtype == c10::kFloat) return put_as(reinterpret_cast<float*>(out) + offset, values, factor);
     if (dtype == c10::kBFloat16) {
       uint16_t* to = reinterpret_cast<uint16_t*>(out) + offset;

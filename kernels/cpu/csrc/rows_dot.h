@@ -18,10 +18,10 @@ inline void PreparedRows::prepare(const PackedWeight& weight, int64_t inputs, in
   const int64_t count = kept_.size(0);
   if (weight.scales) {
     const at::Tensor wide = kept_.stride(1) == 1 || inputs == 1 ? kept_ : kept_.contiguous();
-    kept_ = at::empty({count, padded}, kept_.options().dtype(at::kByte));
+    kept_ = empty_rows({count, padded}, kept_.options().dtype(at::kByte));
     scales_ = at::empty({count}, kept_.options().dtype(at::kFloat));
     quantize_rows(wide.const_data_ptr<c10::BFloat16>(), wide.stride(0), count, inputs,
-                  kept_.mutable_data_ptr<uint8_t>(), padded, scales_.mutable_data_ptr<float>());
+                  kept_.mutable_data_ptr<uint8_t>(), row_stride(kept_), padded, scales_.mutable_data_ptr<float>());
   } else if (inputs != padded || kept_.stride(1) != 1) {
     at::Tensor wide = at::zeros({count, padded}, kept_.options());
     wide.narrow(1, 0, inputs).copy_(kept_);

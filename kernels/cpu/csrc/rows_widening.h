@@ -14,8 +14,6 @@
 namespace paged {
 
 constexpr int64_t kRowsPerItem = 8;
-// So that rows lie a line more than a power of two apart: else they would push each other out of the first cache.
-constexpr int64_t kRowGap = 16;
 
 inline void widen_row(const c10::BFloat16* from, int64_t inputs, float* to, int64_t padded) {
   for (int64_t i = 0; i < padded; i += 16) store_floats(to + i, 0xffff, load_bf16(from + i, first_lanes(inputs - i)));
@@ -23,8 +21,9 @@ inline void widen_row(const c10::BFloat16* from, int64_t inputs, float* to, int6
 
 inline void PreparedRows::prepare(const PackedWeight&, int64_t inputs, int64_t padded) {
   const at::Tensor narrow = kept_.stride(1) == 1 || inputs == 1 ? kept_ : kept_.contiguous();
-  const int64_t count = narrow.size(0), stride = padded + kRowGap, narrow_stride = narrow.stride(0);
-  kept_ = at::empty({count, stride}, narrow.options().dtype(at::kFloat));
+  const int64_t count = narrow.size(0), narrow_stride = narrow.stride(0);
+  kept_ = empty_rows({count, padded}, narrow.options().dtype(at::kFloat));
+  const int64_t stride = row_stride(kept_);
   const c10::BFloat16* from = narrow.const_data_ptr<c10::BFloat16>();
   float* to = kept_.mutable_data_ptr<float>();
   for_each_item(divide_up(count, kRowsPerItem), [&](int64_t item) {
