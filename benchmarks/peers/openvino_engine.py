@@ -30,6 +30,7 @@ def main() -> None:
     start_s = time.perf_counter() - began
     generate(engine, job["warm_up"][:1])
     generate(engine, job["warm_up"][1:])
+    time.sleep(job["rest_s"])
     began = time.perf_counter()
     tokens = generate(engine, job["requests"])
     seconds = time.perf_counter() - began

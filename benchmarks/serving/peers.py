@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.serving.served import Run
-from benchmarks.serving.workloads import NUM_REQUESTS, Workload
+from benchmarks.serving.workloads import NUM_REQUESTS, REST_S, Workload
 
 RUN_S = 1500.0
 KV_GB = 4
@@ -85,6 +85,7 @@ class Peer:
             "num_running": NUM_REQUESTS,
             "prefix_caching": bool(workload.prefix),
             "warm_up": [asdict(request) for request in workload.warm_up],
+            "rest_s": REST_S,
             "requests": [asdict(request) for request in workload.requests],
         }
         with tempfile.TemporaryDirectory() as name, tempfile.TemporaryFile() as log:

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.serving.workloads import NUM_REQUESTS, Request, Workload
+from benchmarks.serving.workloads import NUM_REQUESTS, REST_S, Request, Workload
 from paged.cli.processes import Service, serving, while_alive, written
 from paged.client import Client
 
@@ -81,6 +81,7 @@ async def _timed(client: Client, workload: Workload, services: list[Service]) ->
     """Seconds from the first request's leaving to the last answer's end, and each process's seconds of CPU in them."""
     await _ask(client, workload.warm_up[:1], workload)
     await _ask(client, workload.warm_up[1:], workload)
+    await asyncio.sleep(REST_S)
     before = _cpu_s(services)
     began = time.perf_counter()
     await _ask(client, workload.requests, workload)

@@ -9,6 +9,7 @@ IDS = (10, 149_990)
 PREFIX_TOKENS, OWN_TOKENS, P64_OUTPUT_TOKENS = 1024, 64, 128
 _PREFIX_SEED, _WARM_SEED = 1, 2
 _WARM_OUTPUT_TOKENS = 8
+REST_S = 10.0  # of every engine between its warm-up and its run
 
 
 @dataclass(frozen=True, slots=True)
