@@ -7,7 +7,7 @@ random weights, made once. Greedy; end tokens do not end anything.
 Paged runs as an executor and a scheduler, asked over gRPC by this process, all on the same cores. Another engine runs
 in its own interpreter (--peer) through its own interface for batches. Nothing runs beside what is timed. Each engine
 starts anew for each run, is warmed up, and rests for some seconds: ours is ready before the system has given all of its
-memory, and has what is missing given to it meanwhile. Runs of Paged and of others take turns, and a ratio is between neighbours.
+memory, and gets what is missing meanwhile. Runs of Paged and of others take turns, and a ratio is between neighbours.
 The limit is bytes over bandwidth plus arithmetic over the rate of matrix products (benchmarks/serving/limit.py), both
 measured at the beginning and again at the end of the run, of which the better figure counts.
 """

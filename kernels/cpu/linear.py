@@ -2,7 +2,8 @@
 
 A weight is packed once, from all that it merges, and its original can then be let go. Products take bf16 rows, add up
 in fp32, and round once, after bias, activation and residual. Levels whose instructions multiply bf16 use those; the
-others widen weights to fp32 on their way through the registers.
+others widen weights to fp32 on their way through the registers. Rows of a result may lie further apart than they are
+long.
 """
 
 from collections.abc import Sequence

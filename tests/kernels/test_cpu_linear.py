@@ -91,6 +91,32 @@ def test_rows_of_wider_tensors_are_read_and_written_in_place(level):
     assert not into[:, 74:].any()
 
 
+def test_rows_of_results_that_would_crowd_a_cache_are_spread_and_are_read_so(level):
+    weight, back = _random(1024, 64, seed=6) / 8, _random(64, 1024, seed=7) / 32
+    x, residual = _random(40, 64).view(2, 20, 64), _random(40, 64, seed=8).view(2, 20, 64)
+    wide = linear.linear(x, linear.pack(weight, level=level))
+    assert wide.shape == (2, 20, 1024)
+    between = wide.stride(1)
+    assert between > 1024
+    assert wide.stride() == (20 * between, between, 1)
+    assert torch.equal(wide, linear.linear(x.view(40, 64), linear.pack(weight, level=level)).view(2, 20, 1024))
+    packed = linear.pack(back, level=level)
+    assert torch.equal(linear.linear(wide, packed), linear.linear(wide.contiguous(), packed))
+    kept = torch.empty(2, 20, 72, dtype=torch.bfloat16)[..., :64]
+    linear.linear(wide, packed, None, residual, out=kept)
+    assert torch.equal(kept, linear.linear(wide, packed, None, residual))
+    assert linear.linear_sums(x, linear.pack(weight, level=level)).is_contiguous()  # ranks add them up
+
+
+def test_rows_that_are_not_evenly_apart_are_refused_where_they_are_written(level):
+    packed, x = linear.pack(_random(64, 32, seed=9), level=level), _random(8, 32).view(2, 4, 32)
+    apart = torch.empty(2, 5, 64, dtype=torch.bfloat16)[:, :4]
+    with pytest.raises(ValueError, match="out: its rows must be contiguous, and one as far from the next"):
+        linear.linear(x, packed, out=apart)
+    with pytest.raises(ValueError, match="residual: its rows must be contiguous"):
+        linear.linear(x, packed, None, apart)
+
+
 def test_the_residual_may_be_overwritten(level):
     weight, x, residual = _random(64, 64), _random(20, 64), _random(20, 64, seed=6)
     expected = _product(x, weight) + residual.double()

@@ -60,6 +60,22 @@ def test_heads_of_a_wider_tensor(level, dtype):
     assert _error(norms.rms_norm(heads, weight, EPS, level=level), expected) < ERRORS[dtype]
 
 
+@pytest.mark.parametrize("spread", [1040, 1024], ids=["evenly apart", "not evenly apart"])
+def test_rows_that_lie_apart(level, dtype, spread):
+    x = _random(2 * 6, spread, dtype).view(2, 6, spread)[:, : 6 if spread > 1024 else 5, :1024]
+    weight, residual = _random(1, 1024, dtype)[0], _random(20, 1024, dtype)[: x.shape[0] * x.shape[1]].view(x.shape)
+    assert torch.equal(
+        norms.rms_norm(x, weight, EPS, level=level), norms.rms_norm(x.contiguous(), weight, EPS, level=level)
+    )
+    for normed, expected in zip(
+        norms.add_rms_norm(residual, x, weight, EPS, level=level),
+        norms.add_rms_norm(residual, x.contiguous(), weight, EPS, level=level),
+        strict=True,
+    ):
+        assert torch.equal(normed, expected)
+        assert normed.stride(1) > 1024
+
+
 def test_what_is_not_finite_stays_in_its_row(level, dtype):
     x = _random(3, 40, dtype)
     x[1, 39] = float("nan")
