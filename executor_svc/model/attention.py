@@ -12,6 +12,7 @@ import torch
 from transformers import AttentionInterface
 
 from kernels import Backend, Projection, Rows, Rule
+from kernels.cpu.decoder_layer import DecoderLayer
 
 ATTENTION_NAME = "paged_attention"
 _ATTRIBUTE = "paged_layer"
@@ -72,6 +73,14 @@ class PagedLayer:
             raise RuntimeError(f"the {self.backend.name} kernels attend to heads alone")
         caches = self.key_cache, self.value_cache
         return attend_projected(qkv, projection, cos, sin, step.slots, *caches, step.rows, rule)
+
+    def attend_within(
+        self, layer: DecoderLayer, hidden_states: torch.Tensor, cos: torch.Tensor | None, sin: torch.Tensor | None
+    ) -> torch.Tensor:
+        """What the decoder layer around this attention makes of `[1, num_tokens, width]`; for caches in the native
+        layout."""
+        step = self._current()
+        return layer(hidden_states, cos, sin, step.slots, self.key_cache, self.value_cache, step.rows)
 
     def _current(self) -> StepTensors:
         if self.step.tensors is None:

@@ -90,7 +90,7 @@ def linear(
     Raises KernelInputError for a shape or dtype that does not fit.
     """
     _check(x, weight, gated=False)
-    number = _number(activation)
+    number = number_of(activation)
     return weight.ops.linear(x, weight.panels, weight.scales, weight.sums, weight.outputs, bias, residual, number, out)
 
 
@@ -103,7 +103,7 @@ def linear_sums(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
 def gated(x: torch.Tensor, weight: PackedWeight, activation: str) -> torch.Tensor:
     """activation(x · gateᵀ) * (x · upᵀ), `[..., inputs]` to `[..., outputs]`, of a weight from `pack_gated`."""
     _check(x, weight, gated=True)
-    number = _number(activation)
+    number = number_of(activation)
     return weight.ops.gated(x, weight.panels, weight.scales, weight.sums, weight.outputs, number)
 
 
@@ -140,7 +140,8 @@ def _check(x: torch.Tensor, weight: PackedWeight, *, gated: bool) -> None:
         raise KernelInputError(f"x: shape is {list(x.shape)}, must be [..., {weight.inputs}]")
 
 
-def _number(activation: str) -> int:
+def number_of(activation: str) -> int:
+    """As the operations know it. Raises KernelInputError."""
     if activation not in ACTIVATIONS:
         raise KernelInputError(f"activation: is {activation}, must be one of {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS.index(activation)

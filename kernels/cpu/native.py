@@ -12,8 +12,8 @@ from kernels.checks import FLOAT_DTYPES, KernelInputError, check_copies, check_t
 from kernels.cpu import caches
 from kernels.cpu.compiling import CACHE, Told, silent
 from kernels.cpu.library import ops
+from kernels.cpu.plans import attention_plan, dense
 from kernels.projection import Projection
-from kernels.shared_blocks import SharedBlocks
 
 
 class NativeKernels:
@@ -76,7 +76,7 @@ class NativeKernels:
         check_tensor("slots", slots, (k.shape[0],), (torch.int64,), device)
         if v.dtype != k.dtype:
             k, v = k.float(), v.float()
-        self._ops.write_kv(_dense(k), _dense(v), key_cache, value_cache, slots.contiguous())
+        self._ops.write_kv(dense(k), dense(v), key_cache, value_cache, slots.contiguous())
         return None
 
     def copy_blocks(self, tensors: Sequence[torch.Tensor], source: torch.Tensor, destination: torch.Tensor) -> None:
@@ -100,10 +100,10 @@ class NativeKernels:
         caches.check_key_dim("q", q.shape[2], key_cache)
         check_call(q, key_cache.shape[1], rows, rule)
         attended: torch.Tensor = self._ops.paged_attention(
-            _dense(q),
+            dense(q),
             key_cache,
             value_cache,
-            self._plan(q.shape[0], q.shape[1], key_cache, rows, rule),
+            attention_plan(self._ops, q.shape[0], q.shape[1], key_cache, rows, rule),
             rule.scale,
             rule.soft_cap or 0.0,
             rule.exact_sinks,
@@ -135,7 +135,7 @@ class NativeKernels:
                 f"{num_kv_heads} of {head_dim}"
             )
         check_tensor("slots", slots, (len(qkv),), (torch.int64,), key_cache.device)
-        heads = _dense(qkv).unflatten(1, (-1, projection.head_dim))
+        heads = dense(qkv).unflatten(1, (-1, projection.head_dim))
         check_call(heads[:, : projection.num_heads], num_kv_heads, rows, rule)
         attended: torch.Tensor = self._ops.attend_projected(
             heads,
@@ -148,34 +148,9 @@ class NativeKernels:
             slots.contiguous(),
             key_cache,
             value_cache,
-            self._plan(len(qkv), projection.num_heads, key_cache, rows, rule),
+            attention_plan(self._ops, len(qkv), projection.num_heads, key_cache, rows, rule),
             rule.scale,
             rule.soft_cap or 0.0,
             rule.exact_sinks,
         )
         return attended
-
-    def _plan(self, num_tokens: int, num_heads: int, key_cache: torch.Tensor, rows: Rows, rule: Rule) -> torch.Tensor:
-        """How the work is cut up: alike in all layers with as many heads and the same window, so made for the first."""
-        _, num_kv_heads, _, block_size, _ = key_cache.shape
-        sizes = num_tokens, num_heads, num_kv_heads, block_size, rule.window or 0
-
-        def make() -> torch.Tensor:
-            tables = _dense(rows.block_tables)
-            batch = tables, tables.stride(0), rows.query_start.contiguous(), rows.context_lens.contiguous()
-            plan: torch.Tensor = self._ops.plan_attention(*batch, _segments(rows.shared), *sizes)
-            return plan
-
-        return rows.once((self._ops, *sizes), make)
-
-
-def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    """With the last dimension's elements side by side."""
-    return tensor if tensor.shape[-1] < 2 or tensor.stride(-1) == 1 else tensor.contiguous()
-
-
-def _segments(shared: SharedBlocks | None) -> list[torch.Tensor]:
-    if shared is None or len(shared.first) == 0:
-        return []
-    columns = shared.first, shared.end, shared.row_start, shared.rows, shared.own_start
-    return [column.contiguous() for column in columns]

@@ -67,12 +67,15 @@ class FusedAttention:
         wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """hidden_states: `[1, tokens, width]`; residual and the result likewise, of `wanted` alone if given."""
-        cos, sin = None, None
-        if self.reading.rotation is not None and turns is not None:
-            cos, sin = self.kept_factors.of(self.reading.rotation, turns)
         attended = layer_of(self.module).attend_projected(
-            self.qkv(hidden_states)[0], self.projection, cos, sin, self.rule
+            self.qkv(hidden_states)[0], self.projection, *self.factors(turns), self.rule
         )
         if wanted is not None:
             attended = attended.index_select(0, wanted)
         return self.output(attended[None], residual)
+
+    def factors(self, turns: Turns | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Cosines and sines, fp32 `[tokens, rotated numbers]`; none where nothing is rotated."""
+        if self.reading.rotation is None or turns is None:
+            return None, None
+        return self.kept_factors.of(self.reading.rotation, turns)

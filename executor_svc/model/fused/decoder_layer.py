@@ -1,5 +1,5 @@
 """Decoder layers: norms, attention, MLP and the additions between them, called without their modules, and each residual
-added where the product before it is rounded.
+added where the product before it is rounded; in one native call where all of the parts are native.
 
 What a layer does with the results of its parts is found out with stand-ins for them, which compute something simple
 and different from each other: the layer's own code is then an expression in fp32 that a candidate must equal.
@@ -13,14 +13,19 @@ from typing import Any
 import torch
 from torch import nn
 
+from executor_svc.model.attention import layer_of
 from executor_svc.model.fused.agreement import agrees, given, made_up_rows
 from executor_svc.model.fused.attention import FusedAttention
 from executor_svc.model.fused.gated_mlp import GatedMLP
 from executor_svc.model.fused.heads import Turns
 from executor_svc.model.fused.norm import RMSNorm
 from executor_svc.model.fused.observe import NUM_TOKENS, Seen
+from executor_svc.model.fused.products import Product
 from executor_svc.model.fused.structure import is_untouched
 from executor_svc.model.fused.wanted import Wanted
+from kernels.cpu import decoder_layer as native
+from kernels.cpu.caches import is_native
+from kernels.cpu.linear import PackedWeight
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 _TURNS = "position_embeddings"
@@ -52,19 +57,29 @@ class Order:
 @dataclass(frozen=True, slots=True)
 class FusedLayer:
     """Stands for a decoder layer's `forward`. `num_results`: 0 where that returns no tuple. The result is of the tokens
-    that `wanted` names, where it is given and names some."""
+    that `wanted` names, where it is given and names some. `native` is all of it in one call, if there is one."""
 
     attention: FusedAttention
     mlp: GatedMLP
     norms: list[RMSNorm]
     order: Order
     num_results: int
+    native: native.DecoderLayer | None
     wanted: Wanted | None = None
 
     def __call__(self, hidden_states: torch.Tensor, position_embeddings: Turns | None = None, **_: object) -> Any:
+        wanted, layer = None if self.wanted is None else self.wanted.take(), layer_of(self.attention.module)
+        if self.native is not None and wanted is None and is_native(layer.key_cache):
+            made = layer.attend_within(self.native, hidden_states, *self.attention.factors(position_embeddings))
+        else:
+            made = self._by_parts(hidden_states, position_embeddings, wanted)
+        return (made, *[None] * (self.num_results - 1)) if self.num_results else made
+
+    def _by_parts(
+        self, hidden_states: torch.Tensor, position_embeddings: Turns | None, wanted: torch.Tensor | None
+    ) -> torch.Tensor:
         order, norms = self.order, self.norms
         x = hidden_states if order.before_attention is None else norms[order.before_attention](hidden_states)
-        wanted = None if self.wanted is None else self.wanted.take()
         if wanted is not None:
             hidden_states = hidden_states.index_select(1, wanted)
         if order.after_attention is None:
@@ -75,8 +90,7 @@ class FusedLayer:
         x = hidden_states if order.parallel else between
         if order.before_mlp is not None:
             x = norms[order.before_mlp](x)
-        made = self.mlp(x, between) if order.after_mlp is None else between + norms[order.after_mlp](self.mlp(x))
-        return (made, *[None] * (self.num_results - 1)) if self.num_results else made
+        return self.mlp(x, between) if order.after_mlp is None else between + norms[order.after_mlp](self.mlp(x))
 
 
 def understand(module: nn.Module, seen: Seen) -> FusedLayer | None:
@@ -99,7 +113,36 @@ def build(module: nn.Module, order: Order, num_results: int) -> FusedLayer:
     """What `module` computes of its replaced parts in that order. Raises ValueError where it has others."""
     (attention,), (mlp,), norms = _replaced_children(module)
     own = [vars(norm)["forward"] for norm in norms]
-    return FusedLayer(vars(attention)["forward"], vars(mlp)["forward"], own, order, num_results)
+    parts = vars(attention)["forward"], vars(mlp)["forward"], own, order
+    return FusedLayer(*parts, num_results, _native(*parts))
+
+
+def _native(attention: FusedAttention, mlp: GatedMLP, norms: list[RMSNorm], order: Order) -> native.DecoderLayer | None:
+    qkv, output, down = (_packed(product) for product in (attention.qkv, attention.output, mlp.down))
+    if qkv is None or output is None or down is None:
+        return None
+
+    def norm(number: int | None) -> native.Norm | None:
+        own = None if number is None else norms[number]
+        return None if own is None else native.Norm(own.weight, own.eps, own.plus_one)
+
+    places = order.before_attention, order.after_attention, order.before_mlp, order.after_mlp
+    return native.DecoderLayer(
+        native.Norms(*map(norm, places)),
+        qkv,
+        attention.projection,
+        attention.rule,
+        output,
+        mlp.gate_up,
+        mlp.activation,
+        down,
+        parallel=order.parallel,
+    )
+
+
+def _packed(product: Product) -> native.Linear | None:
+    weight = product.weight
+    return native.Linear(weight, product.bias) if isinstance(weight, PackedWeight) else None
 
 
 def _replaced_children(module: nn.Module) -> tuple[list[nn.Module], list[nn.Module], list[nn.Module]]:

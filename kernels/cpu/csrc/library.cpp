@@ -5,6 +5,7 @@
 #include "attention.h"
 #include "bandwidth.h"
 #include "copy.h"
+#include "decoder_layer.h"
 #include "dot_rate.h"
 #include "large_pages.h"
 #include "linear.h"
@@ -54,6 +55,15 @@ TORCH_LIBRARY(PAGED_LIBRARY, m) {
       "linear_argmax(Tensor x, Tensor panels, Tensor? scales, Tensor? sums, int outputs, Tensor? bias, "
       "float? soft_cap) -> (Tensor, Tensor)",
       &linear_argmax);
+  m.def(
+      "make_decoder_layer(Tensor?[] norms, float[] eps, bool[] plus_one, bool parallel, Tensor?[] weights, int[] outputs, "
+      "int activation, int head_dim, Tensor?[] head_norms, float head_norm_eps, bool interleaved, float scale, "
+      "float soft_cap, Tensor? sinks) -> Tensor",
+      &make_decoder_layer);
+  m.def(
+      "decoder_layer(Tensor layer, Tensor x, Tensor? cos, Tensor? sin, Tensor slots, Tensor(a!) key_cache, "
+      "Tensor(b!) value_cache, Tensor plan) -> Tensor",
+      &decoder_layer);
   m.def("dot_rate_probe(int rounds) -> int", &dot_rate_probe);
 }
 
