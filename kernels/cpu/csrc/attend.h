@@ -178,7 +178,6 @@ void attend(const KvLayout& cache, const ScoreFactors& factors, const Attending<
   constexpr int64_t kWeights = row_size<Kind>(kStep);
   float* scores = room.scores.template get<float>(kInnerRows * kStep);
   Number* weights = room.weights.template get<Number>(kInnerRows * kWeights);
-  float decay[kInnerRows];
   const int64_t step_end = step.begin + step.num_vectors * kLanes;
   bool fetching = true;  // until some rows have
   for (int first = 0; first < attending.num_rows; first += kInnerRows) {
@@ -188,13 +187,18 @@ void attend(const KvLayout& cache, const ScoreFactors& factors, const Attending<
       continue;
     products.score(attending.queries + first * attending.query_stride, attending.query_stride, num_rows, step.keys,
                    step.keys_ahead, fetching, cache.block_size, cache.depth, step.num_vectors, scores);
+    const TokenScales scales{step.keys, cache.block_size, cache.depth};
+    float largest[kInnerRows];
+    for (int i = 0; i < num_rows; ++i)
+      largest[i] = to_exponents<Kind>(scores + i * kStep, step.num_vectors, low[i] - step.begin, high[i] - step.begin,
+                                      factors, scales);
+    const Origins<kInnerRows> origins(largest, num_rows, attending.running + first);
     for (int i = 0; i < num_rows; ++i) {
       if (fetching) step.values.fetch_first(i, num_rows, cache.value_row);
-      decay[i] = weights_of<Kind>(scores + i * kStep, step.num_vectors, low[i] - step.begin, high[i] - step.begin,
-                                  factors, {step.keys, cache.block_size, cache.depth}, attending.running[first + i],
-                                  weights + i * kWeights);
+      to_weights<Kind>(scores + i * kStep, step.num_vectors, origins.origin[i], origins.decay[i], scales,
+                       attending.running[first + i], weights + i * kWeights);
     }
-    products.weigh(weights, num_rows, step.num_vectors, step.values, fetching, decay,
+    products.weigh(weights, num_rows, step.num_vectors, step.values, fetching, origins.decay,
                    attending.out + first * cache.value_row, cache.value_row);
     fetching = false;
   }

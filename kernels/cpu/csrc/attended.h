@@ -28,6 +28,19 @@ inline void write_projected(const Call& call, int64_t token, int64_t head, float
   write_slot(call.cache, call.slots[token], head, room, call.key_dim, value);
 }
 
+// Likewise of `token` and `next`, where their slots share words of values; false where they do not. `room` is for four heads.
+inline bool write_projected(const Call& call, int64_t token, int64_t next, int64_t head, float* room) {
+  const int64_t slot = call.slots[token];
+  if (call.cache.pack != 2 || slot % 2 || call.slots[next] != slot + 1) return false;
+  float* values = room + 2 * call.key_dim;
+  call.projected->key(token, head, room);
+  call.projected->key(next, head, room + call.key_dim);
+  call.projected->value(token, head, values);
+  call.projected->value(next, head, values + call.cache.value_dim);
+  write_pair(call.cache, slot, head, room, call.key_dim, values);
+  return true;
+}
+
 // Numbers of a row of queries, whose memory is a multiple of 32.
 template <class Kind>
 int64_t query_row(const Call& call) {

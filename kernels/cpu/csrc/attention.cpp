@@ -57,14 +57,17 @@ const typename Kind::Number* do_early(const Call& call, const Plan& plan) {
   const auto slot = [&](int64_t i) { return call.slots[plan.early_tokens[i]]; };
   for_each_item(count, [&](int64_t first) {
     thread_local Scratch heads;
-    float* room = heads.get<float>(2 * std::max(call.key_dim, call.cache.value_row));
+    float* room = heads.get<float>(4 * std::max(call.key_dim, call.cache.value_row));
     const int64_t num_tokens = end_of_group(first, count, slot) - first, num_kv_heads = call.cache.num_kv_heads;
     const auto token = [&](int64_t i) { return plan.early_tokens[first + i]; };
-    for (int64_t i = 0; i < num_tokens * num_kv_heads; ++i) {
-      const int64_t later = i + kHeadsAhead;
-      if (later < num_tokens * num_kv_heads)
-        call.projected->expect_key_and_value(token(later % num_tokens), later / num_tokens);
-      write_projected(call, token(i % num_tokens), i / num_tokens, room);
+    const int64_t num_written = num_tokens * num_kv_heads;
+    for (int64_t i = 0, expected = 0; i < num_written;) {
+      for (; expected < std::min(num_written, i + 2 + kHeadsAhead); ++expected)
+        call.projected->expect_key_and_value(token(expected % num_tokens), expected / num_tokens);
+      const int64_t now = i % num_tokens, head = i / num_tokens;
+      const bool pair = now + 1 < num_tokens && write_projected(call, token(now), token(now + 1), head, room);
+      if (!pair) write_projected(call, token(now), head, room);
+      i += pair ? 2 : 1;
     }
     for (int64_t i = 0; i < num_tokens * num_heads; ++i) {
       const int64_t later = i + kHeadsAhead;

@@ -84,6 +84,14 @@ struct Rotation {
   }
 };
 
+inline Vec load_vector(const float* from) { return Vec::loadu(from); }
+template <class From>
+Vec load_vector(const From* from) {
+  float numbers[kLanes];
+  widen(from, kLanes, numbers);
+  return Vec::loadu(numbers);
+}
+
 // `head` over its root mean square, times `weight`.
 inline void rms_norm(float* head, int64_t dim, const float* weight, float epsilon) {
   Vec squares(0.f);
@@ -106,14 +114,8 @@ struct Projected {
   float epsilon;
   Rotation rotation;
 
-  void query(int64_t token, int64_t head, float* to) const {
-    heads.load(token, head, to);
-    finish(token, query_norm, to);
-  }
-  void key(int64_t token, int64_t head, float* to) const {
-    heads.load(token, num_heads + head, to);
-    finish(token, key_norm, to);
-  }
+  void query(int64_t token, int64_t head, float* to) const { make(token, head, query_norm, to); }
+  void key(int64_t token, int64_t head, float* to) const { make(token, num_heads + head, key_norm, to); }
   void value(int64_t token, int64_t head, float* to) const { heads.load(token, num_heads + num_kv_heads + head, to); }
 
   void expect_query(int64_t token, int64_t head) const { heads.expect(token, head); }
@@ -123,9 +125,43 @@ struct Projected {
   }
 
  private:
-  void finish(int64_t token, const float* norm, float* head) const {
-    if (norm != nullptr) rms_norm(head, heads.dim, norm, epsilon);
-    rotation.apply(token, head);
+  void make(int64_t token, int64_t head, const float* norm, float* to) const {
+    heads.with(token, head, [&](const auto* from) {
+      const bool halves = rotation.cos == nullptr || (!rotation.interleaved && rotation.dim == heads.dim);
+      if (halves && heads.dim == 4 * kLanes) return make_in_registers<4>(token, from, norm, to);
+      if (halves && heads.dim == 8 * kLanes) return make_in_registers<8>(token, from, norm, to);
+      widen(from, heads.dim, to);
+      if (norm != nullptr) rms_norm(to, heads.dim, norm, epsilon);
+      rotation.apply(token, to);
+    });
+  }
+
+  // Of heads of V vectors, each half of which is one of a pair: what is above takes them from memory and back three times.
+  template <int V, class From>
+  void make_in_registers(int64_t token, const From* from, const float* norm, float* to) const {
+    Vec x[V];
+#pragma GCC unroll 8
+    for (int i = 0; i < V; ++i) x[i] = load_vector(from + i * kLanes);
+    if (norm != nullptr) {
+      Vec even(0.f), odd(0.f);
+#pragma GCC unroll 4
+      for (int i = 0; i < V; i += 2) even = at::vec::fmadd(x[i], x[i], even), odd = at::vec::fmadd(x[i + 1], x[i + 1], odd);
+      const Vec factor(1.f / std::sqrt(sum_of(even + odd) / static_cast<float>(heads.dim) + epsilon));
+#pragma GCC unroll 8
+      for (int i = 0; i < V; ++i) x[i] = x[i] * factor * Vec::loadu(norm + i * kLanes);
+    }
+    if (rotation.cos != nullptr) {
+      const float *cos = rotation.cos + token * heads.dim, *sin = rotation.sin + token * heads.dim;
+#pragma GCC unroll 4
+      for (int i = 0; i < V / 2; ++i) {
+        const int low = i * kLanes, high = (i + V / 2) * kLanes;
+        const Vec a = x[i], b = x[i + V / 2];
+        x[i] = a * Vec::loadu(cos + low) - b * Vec::loadu(sin + low);
+        x[i + V / 2] = b * Vec::loadu(cos + high) + a * Vec::loadu(sin + high);
+      }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < V; ++i) x[i].store(to + i * kLanes);
   }
 };
 

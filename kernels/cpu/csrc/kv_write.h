@@ -53,6 +53,32 @@ inline void write_slot(const KvLayout& cache, int64_t slot, int64_t head, const 
   write_slot<uint16_t>(cache, slot, head, key, key_dim, value);
 }
 
+// Of two tokens of bf16 whose values share words: `slot` and the one behind it. keys and values: [2][dim].
+inline void write_pair(const KvLayout& cache, int64_t slot, int64_t head, const float* keys, int64_t key_dim,
+                       const float* values) {
+  constexpr int64_t kAtOnce = 64;
+  uint16_t first[kAtOnce], second[kAtOnce];
+  const int64_t block = slot / cache.block_size, offset = slot % cache.block_size;
+  uint32_t* words = const_cast<uint32_t*>(cache.key(block, head, offset));
+  for (int64_t d = 0; d < key_dim; d += kAtOnce) {
+    const int64_t count = std::min(kAtOnce, key_dim - d);
+    narrow(keys + d, count, first);
+    narrow(keys + key_dim + d, count, second);
+    if (count % 2) first[count] = second[count] = 0;
+    for (int64_t i = 0; i < count; i += 2, words += cache.block_size) {
+      std::memcpy(words, first + i, sizeof(*words));
+      std::memcpy(words + 1, second + i, sizeof(*words));
+    }
+  }
+  words = const_cast<uint32_t*>(cache.value(block, head, offset));
+  for (int64_t d = 0; d < cache.value_dim; d += kAtOnce) {
+    const int64_t count = std::min(kAtOnce, cache.value_dim - d);
+    narrow(values + d, count, first);
+    narrow(values + cache.value_dim + d, count, second);
+    for (int64_t i = 0; i < count; ++i) words[d + i] = first[i] | static_cast<uint32_t>(second[i]) << 16;
+  }
+}
+
 // Fetches the lines of a slot that nobody has read lately; they come while its key is computed. Always inline: GCC drops a
 // call that it takes for one without effects.
 __attribute__((always_inline)) inline void expect_slot(const KvLayout& cache, int64_t slot, int64_t head) {

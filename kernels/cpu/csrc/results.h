@@ -66,11 +66,7 @@ struct Results {
   void put(int64_t token, int64_t head, const float* values, float factor) const {
     const int64_t offset = token * stride + head * value_dim;
     if (dtype == c10::kFloat) return put_as(reinterpret_cast<float*>(out) + offset, values, factor);
-    if (dtype == c10::kBFloat16) {
-      uint16_t* to = reinterpret_cast<uint16_t*>(out) + offset;
-      for (int64_t i = 0; i < value_dim; ++i) to[i] = to_bf16(values[i] * factor);
-      return;
-    }
+    if (dtype == c10::kBFloat16) return narrow(values, value_dim, reinterpret_cast<uint16_t*>(out) + offset, factor);
     put_as(reinterpret_cast<c10::Half*>(out) + offset, values, factor);
   }
 

@@ -23,19 +23,29 @@ constexpr int kRegisters = 16;
 constexpr int kRegisters = 32;
 #endif
 
-// 2^x for x of at most 127, within 1e-7 of its size; exactly 0 from -127 down, NaN for NaN.
+// 2^x for x of at most 127, within 1e-7 of its size; exactly 0 from -150 down, NaN for NaN.
 inline Vec exp2(Vec x) {
+#if defined(CPU_CAPABILITY_AVX512)
+  x = at::vec::clamp_min(x, Vec(-256.f));
+  const __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const Vec f = x - Vec(whole);
+#else
   x = at::vec::clamp_min(x, Vec(-127.f));
   const Vec shift(12582912.f);  // 1.5 * 2^23: adding it leaves the nearest integer in the lowest bits
   const Vec shifted = x + shift;
   const Vec f = x - (shifted - shift);
+#endif
   Vec y = at::vec::fmadd(Vec(1.32764973e-3f), f, Vec(9.67553538e-3f));
   y = at::vec::fmadd(y, f, Vec(5.55071277e-2f));
   y = at::vec::fmadd(y, f, Vec(2.40221197e-1f));
   y = at::vec::fmadd(y, f, Vec(6.93146970e-1f));
   y = at::vec::fmadd(y, f, Vec(1.00000007f));
+#if defined(CPU_CAPABILITY_AVX512)
+  return Vec(_mm512_scalef_ps(y, whole));
+#else
   const IntVec exponent = (at::vec::cast<int32_t>(shifted) << IntVec(23)) + IntVec(127 << 23);
   return y * at::vec::cast<float>(exponent);
+#endif
 }
 
 inline float exp2(float x) {
@@ -48,8 +58,9 @@ inline float sum_of(Vec x) {
   return at::vec::vec_reduce_all<float>([](Vec a, Vec b) { return a + b; }, x);
 }
 
+// Of numbers; a NaN among them may be lost.
 inline float max_of(Vec x) {
-  return at::vec::vec_reduce_all<float>([](Vec a, Vec b) { return at::vec::maximum(a, b); }, x);
+  return at::vec::vec_reduce_all<float>([](Vec a, Vec b) { return at::vec::clamp_min(a, b); }, x);
 }
 
 inline float from_bf16(uint16_t bits) {
@@ -68,8 +79,13 @@ inline uint16_t to_bf16(float value) {
 }
 
 inline void narrow(const float* from, int64_t count, float* to) { std::memcpy(to, from, count * sizeof(float)); }
-inline void narrow(const float* from, int64_t count, uint16_t* to) {
-  for (int64_t i = 0; i < count; ++i) to[i] = to_bf16(from[i]);
+inline void narrow(const float* from, int64_t count, uint16_t* to, float factor = 1.f) {
+  int64_t i = 0;
+#if defined(PAGED_BF16_DOT)
+  for (; i + kLanes <= count; i += kLanes)
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i), (__m256i)_mm512_cvtneps_pbh(Vec::loadu(from + i) * Vec(factor)));
+#endif
+  for (; i < count; ++i) to[i] = to_bf16(from[i] * factor);
 }
 
 }  // namespace paged

@@ -1,5 +1,8 @@
-// Softmax over a context that is seen a step at a time: scores become weights relative to the largest score so far.
+// Softmax over a context that is seen a step at a time: scores become weights relative to the largest score so far. What a
+// row's weights wait for is found for all rows first, so that no row waits for itself.
 #pragma once
+
+#include <algorithm>
 
 #include "int8_products.h"
 
@@ -32,14 +35,6 @@ struct Running {
   float sum() const { return sum_of(Vec::loadu(sums)); }
 };
 
-// The step's weights for values in 8 bits; those behind its first `num_vectors` are zero.
-template <class Kind>
-void put_weights(const Vec* x, int num_vectors, typename Kind::Number* weights) {
-  float numbers[kStep] = {};
-  for (int i = 0; i < num_vectors; ++i) x[i].store(numbers + i * kLanes);
-  Kind::put_row(numbers, kStep, kStep, weights);
-}
-
 // Of tokens in 8 bits the scales of keys and values: two rows of words behind those of the keys.
 struct TokenScales {
   const uint32_t* const* keys;  // of each vector of tokens
@@ -54,46 +49,72 @@ struct TokenScales {
   }
 };
 
-// Of the step's first `num_vectors` the weights of those tokens that lie in [low, high), zero for the others. Returns
-// the factor by which all that was summed before has to be multiplied.
+// The first `num_vectors` of a row's scores become exponents, of tokens outside of [low, high) minus infinity. Returns the
+// largest; a NaN among them may be lost, but its weight is NaN, too, and makes the sum so.
 template <class Kind>
-float weights_of(const float* scores, int num_vectors, int64_t low, int64_t high, const ScoreFactors& factors,
-                 const TokenScales& scales, Running& running, typename Kind::Number* weights) {
-  constexpr int kVectors = kStep / kLanes;
-  Vec exponents[kVectors];
-  Vec largest(kMinusInfinity);
+float to_exponents(float* scores, int num_vectors, int64_t low, int64_t high, const ScoreFactors& factors,
+                   const TokenScales& scales) {
   const bool whole = low <= 0 && high >= num_vectors * kLanes;
+  const Vec first(static_cast<float>(low)), end(static_cast<float>(high));
+  Vec largest(kMinusInfinity), token = Vec::arange(0.f, 1.f);
   for (int i = 0; i < num_vectors; ++i) {
     Vec product = Vec::loadu(scores + i * kLanes);
     if constexpr (Kind::kPack == 4) product = product * scales.key(i);
     Vec x = factors(product);
     if (!whole) {
-      const Vec token = Vec::arange(static_cast<float>(i * kLanes), 1.f);
-      const Vec seen = (token >= Vec(static_cast<float>(low))) & (token < Vec(static_cast<float>(high)));
-      x = Vec::blendv(Vec(kMinusInfinity), x, seen);
+      x = Vec::blendv(Vec(kMinusInfinity), x, (token >= first) & (token < end));
+      token = token + Vec(static_cast<float>(kLanes));
     }
-    exponents[i] = x;
+    x.store(scores + i * kLanes);
     largest = at::vec::clamp_min(x, largest);
   }
-  // A NaN among the scores may be lost here; its weight is NaN, too, and makes the sum so.
-  const float before = running.largest, now = std::max(before, max_of(largest));
-  const float origin = now == kMinusInfinity ? 0.f : now;
-  const float decay = now == before ? 1.f : exp2(before - origin);
+  return max_of(largest);
+}
+
+// For up to kMost rows: which exponent their weights are relative to, and the factor by which all that they summed before has
+// to be multiplied.
+template <int kMost>
+struct Origins {
+  static_assert(kMost % kLanes == 0);
+  float origin[kMost], decay[kMost];
+
+  // largest: of each row's exponents in this step
+  Origins(const float* largest, int num_rows, Running* running) {
+    float fall[kMost] = {};
+    for (int i = 0; i < num_rows; ++i) {
+      const float before = running[i].largest, now = std::max(before, largest[i]);
+      origin[i] = now == kMinusInfinity ? 0.f : now;
+      fall[i] = before - origin[i];
+      running[i].largest = now;
+    }
+    for (int i = 0; i < num_rows; i += kLanes) {
+      const Vec x = Vec::loadu(fall + i);
+      Vec::blendv(exp2(x), Vec(1.f), x == Vec(0.f)).store(decay + i);
+    }
+  }
+};
+
+// A row's exponents become its weights.
+template <class Kind>
+void to_weights(float* exponents, int num_vectors, float origin, float decay, const TokenScales& scales,
+                Running& running, typename Kind::Number* weights) {
   Vec sums = Vec::loadu(running.sums) * Vec(decay);
+#pragma GCC unroll 8
   for (int i = 0; i < num_vectors; ++i) {
-    const Vec weight = exp2(exponents[i] - Vec(origin));
+    const Vec exponent = Vec::loadu(exponents + i * kLanes), weight = exp2(exponent - Vec(origin));
     sums = sums + weight;
     if constexpr (Kind::kPack == 4) {
       // The scale of a token that is not seen may be anything.
-      exponents[i] = Vec::blendv(weight * scales.value(i), Vec(0.f), exponents[i] == Vec(kMinusInfinity));
+      Vec::blendv(weight * scales.value(i), Vec(0.f), exponent == Vec(kMinusInfinity)).store(exponents + i * kLanes);
     } else {
       Kind::store(weights + i * kLanes, weight);
     }
   }
-  if constexpr (Kind::kPack == 4) put_weights<Kind>(exponents, num_vectors, weights);
   sums.store(running.sums);
-  running.largest = now;
-  return decay;
+  if constexpr (Kind::kPack == 4) {
+    std::fill(exponents + num_vectors * kLanes, exponents + kStep, 0.f);
+    Kind::put_row(exponents, kStep, kStep, weights);
+  }
 }
 
 }  // namespace paged
