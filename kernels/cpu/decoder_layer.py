@@ -112,8 +112,8 @@ class DecoderLayer:
         cos and sin are fp32 and contiguous, `[num_tokens, rotated numbers]`, slots int64 `[num_tokens]`; caches are in
         the native layout. Raises ValueError, KernelInputError where it is the rows' shapes.
         """
-        if x.shape[-1] != self._width:
-            raise KernelInputError(f"x: shape is {list(x.shape)}, must be [..., {self._width}]")
+        if x.shape[-1] != self._width or x.dtype != torch.bfloat16:
+            raise KernelInputError(f"x: is {x.dtype} {list(x.shape)}, must be bfloat16 [..., {self._width}]")
         rows.check(x.device)
         plan = attention_plan(self._ops, x.numel() // self._width, self._num_heads, key_cache, rows, self._rule)
         made: torch.Tensor = self._ops.decoder_layer(self._made, x, cos, sin, slots, key_cache, value_cache, plan)
