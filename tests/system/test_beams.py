@@ -70,7 +70,7 @@ def searches(
 async def test_searches_are_exact_beside_ordinary_requests_in_a_pool_too_small(system: System) -> None:
     """C3.2, C3.3, C1.6: whoever is preempted, and whoever goes away."""
     system.executor_flags = ["--simulate-vocab-size", str(SIMULATED_VOCAB), "--block-size", "4"]
-    system.executor_flags += ["--num-blocks", "120", "--max-rows", "24", "--tokens-per-step", "64"]
+    system.executor_flags += ["--num-blocks", "84", "--max-rows", "24", "--tokens-per-step", "64"]
     system.start()
     chance = random.Random(5)
     wanted = searches(60, SIMULATED_VOCAB, 24, chance, END_IDS)
