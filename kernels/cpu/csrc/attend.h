@@ -93,6 +93,7 @@ struct Step {
   int num_vectors;
   const uint32_t *keys[kStep / kLanes], *keys_ahead[kStep / kLanes];
   ValueRows values;
+  Fetch how;
 };
 
 // `words` of a pair of tokens' values with one of them taken out: what an unused slot holds must not meet a weight of
@@ -102,10 +103,18 @@ inline void keep_one(const uint32_t* words, int64_t count, bool second, uint32_t
   for (int64_t i = 0; i < count; ++i) to[i] = words[i] & mask;
 }
 
+// What is fetched with row `row` of the values at `now`, which lie in one piece.
+inline const uint32_t* ahead_of_row(Fetch how, const Place& now, const Place& then, int64_t row, int64_t num_rows,
+                                    int64_t stride) {
+  if (how != Fetch::near) return then.value + row * stride;
+  const int64_t place = row * stride + kNear * kGroup, left = place - num_rows * stride;
+  return left < 0 ? now.value + place : then.key + left;
+}
+
 // All rows of values of a step whose groups are all seen. They come from all groups in turn, as keys do: each group is a
 // page or two of its own, and looking up several overlaps, as reading them does.
 template <int kPack>
-void take_all_values(int64_t stride, const Place* places, const Place* later, ValueRows& rows) {
+void take_all_values(int64_t stride, const Place* places, const Place* later, Fetch how, ValueRows& rows) {
   constexpr int kRows = kGroup / kPack;
   rows.count = kRows * kGroupsPerStep;
   rows.whole = true;
@@ -114,7 +123,7 @@ void take_all_values(int64_t stride, const Place* places, const Place* later, Va
       const int i = row * kGroupsPerStep + group;
       rows.weight[i] = group * kRows + row;
       rows.values[i] = places[group].value + row * stride;
-      rows.ahead[i] = later[group].value + row * stride;
+      rows.ahead[i] = ahead_of_row(how, places[group], later[group], row, kRows, stride);
     }
   }
 }
@@ -123,7 +132,7 @@ void take_all_values(int64_t stride, const Place* places, const Place* later, Va
 // copy in `edge`, which has room for two.
 template <int kPack>
 void take_values(int64_t stride, const Place* places, const Place* later, int num_groups, int64_t from, int64_t to,
-                 uint32_t* edge, ValueRows& rows) {
+                 uint32_t* edge, Fetch how, ValueRows& rows) {
   constexpr int kRows = kGroup / kPack;
   rows.count = 0;
   rows.whole = false;
@@ -141,7 +150,7 @@ void take_values(int64_t stride, const Place* places, const Place* later, int nu
       const int i = rows.count++;
       rows.weight[i] = group * kRows + row;
       rows.values[i] = values;
-      rows.ahead[i] = later[group].value + row * stride;
+      rows.ahead[i] = ahead_of_row(how, places[group], later[group], row, kRows, stride);
     }
   }
 }
@@ -150,24 +159,40 @@ void take_values(int64_t stride, const Place* places, const Place* later, int nu
 // line by line with it; at once, where `now` has no groups for that. `edge` has room for two rows of values.
 template <int kPack>
 void find_step(const KvLayout& cache, const HeadGroups& now, const HeadGroups& then, int64_t step_begin, int64_t begin,
-               int64_t end, uint32_t* edge, Step& step) {
+               int64_t end, uint32_t* edge, Fetch how, Step& step) {
   constexpr int kVectors = kGroup / kLanes;  // of a group
   step.begin = step_begin;
   step.num_vectors = now.count() * kVectors;
+  step.how = how;
   Place places[kGroupsPerStep], later[kGroupsPerStep];
   for (int group = 0; group < now.count(); ++group) {
     places[group] = now.place(cache, group);
     later[group] = group < then.count() ? then.place(cache, group) : places[group];
     for (int i = 0; i < kVectors; ++i) {
       step.keys[group * kVectors + i] = places[group].key + i * kLanes;
-      step.keys_ahead[group * kVectors + i] = later[group].key + i * kLanes;
+      step.keys_ahead[group * kVectors + i] = how == Fetch::near ? places[group].value : later[group].key + i * kLanes;
     }
   }
   if (now.count() < then.count()) then.fetch_all(cache, now.count());
   if (begin <= step_begin && end >= step_begin + kStep)
-    return take_all_values<kPack>(cache.value_row, places, later, step.values);
-  take_values<kPack>(cache.value_row, places, later, now.count(), begin - step_begin, end - step_begin, edge,
+    return take_all_values<kPack>(cache.value_row, places, later, how, step.values);
+  take_values<kPack>(cache.value_row, places, later, now.count(), begin - step_begin, end - step_begin, edge, how,
                      step.values);
+}
+
+// A CPU that gets ahead of eight streams by itself is disturbed by requests for other pages, unless lines are used by so many
+// rows that there is time for all. Near ones take 0.89 to 0.98 of the time of far ones on AMD's Zen 5; Intel's CPUs, which
+// have fewer places for lines on their way to the first cache, have been measured with far ones alone.
+template <class Kind>
+Fetch how_to_fetch(const KvLayout& cache, int num_rows) {
+#if defined(__x86_64__)
+  static const bool amd = __builtin_cpu_is("amd");
+#else
+  constexpr bool amd = false;
+#endif
+  const int64_t value_lines = kGroup / cache.pack * cache.value_row / kGroup;
+  const bool once = num_rows <= kBlockRows && kRowsAtOnce == kStep && Kind::kPack != 4;
+  return amd && once && std::min(cache.depth, value_lines) >= kNear ? Fetch::near : Fetch::far;
 }
 
 // Lets one head's queries attend to a step.
@@ -179,14 +204,14 @@ void attend(const KvLayout& cache, const ScoreFactors& factors, const Attending<
   float* scores = room.scores.template get<float>(kInnerRows * kStep);
   Number* weights = room.weights.template get<Number>(kInnerRows * kWeights);
   const int64_t step_end = step.begin + step.num_vectors * kLanes;
-  bool fetching = true;  // until some rows have
+  Fetch how = step.how;  // until some rows have
   for (int first = 0; first < attending.num_rows; first += kInnerRows) {
     const int num_rows = std::min(kInnerRows, attending.num_rows - first);
     const int32_t *low = attending.low + first, *high = attending.high + first;
     if (*std::min_element(low, low + num_rows) >= step_end || *std::max_element(high, high + num_rows) <= step.begin)
       continue;
     products.score(attending.queries + first * attending.query_stride, attending.query_stride, num_rows, step.keys,
-                   step.keys_ahead, fetching, cache.block_size, cache.depth, step.num_vectors, scores);
+                   step.keys_ahead, how, cache.block_size, cache.depth, step.num_vectors, scores);
     const TokenScales scales{step.keys, cache.block_size, cache.depth};
     float largest[kInnerRows];
     for (int i = 0; i < num_rows; ++i)
@@ -194,13 +219,13 @@ void attend(const KvLayout& cache, const ScoreFactors& factors, const Attending<
                                       factors, scales);
     const Origins<kInnerRows> origins(largest, num_rows, attending.running + first);
     for (int i = 0; i < num_rows; ++i) {
-      if (fetching) step.values.fetch_first(i, num_rows, cache.value_row);
+      if (how != Fetch::none) step.values.fetch_first(i, num_rows, cache.value_row);
       to_weights<Kind>(scores + i * kStep, step.num_vectors, origins.origin[i], origins.decay[i], scales,
                        attending.running[first + i], weights + i * kWeights);
     }
-    products.weigh(weights, num_rows, step.num_vectors, step.values, fetching, origins.decay,
+    products.weigh(weights, num_rows, step.num_vectors, step.values, how, origins.decay,
                    attending.out + first * cache.value_row, cache.value_row);
-    fetching = false;
+    how = Fetch::none;
   }
 }
 

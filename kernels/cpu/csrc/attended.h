@@ -121,6 +121,8 @@ class Attended {
       low_[row] = token(row).low, low_[num_rows_ + row] = token(row).high;
   }
 
+  int num_rows() const { return num_rows_; }
+
   Attending<Kind> of(int64_t head) const {
     const int64_t i = head - first_head_;
     return {num_rows_,

@@ -21,6 +21,7 @@ void do_item(const Call& call, const Plan& plan, const Item& item, const Item& f
   const KvLayout& cache = call.cache;
   const Attended<Kind> attended(call, plan, item, room);
   uint32_t* edge = room.edge.template get<uint32_t>(2 * cache.value_row);
+  const Fetch how = how_to_fetch<Kind>(cache, attended.num_rows());
   const Unit& unit = *item.unit;
   Step step;
   for (int64_t begin = item.first_position(); begin < unit.end; begin += kStep) {
@@ -36,7 +37,7 @@ void do_item(const Call& call, const Plan& plan, const Item& item, const Item& f
       if (begin == item.first_position()) attended.begin(head, within ? head + 1 : -1, early);
       const HeadGroups now{&groups, head};
       const HeadGroups then{within ? &groups : &later, within ? head + 1 : later.first_head};
-      find_step<Kind::kPack>(cache, now, then, begin, unit.begin, unit.end, edge, step);
+      find_step<Kind::kPack>(cache, now, then, begin, unit.begin, unit.end, edge, how, step);
       attend<Kind>(cache, call.factors, attended.of(head), step, products, room);
       if (last) attended.finish(head);
     }

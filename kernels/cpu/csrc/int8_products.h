@@ -178,22 +178,22 @@ void weigh_bytes(const int8_t* weights, const ValueRows& rows, int64_t column, c
 
 template <>
 inline void score<Int8Dot>(const int8_t* queries, int64_t query_stride, int num_queries, const uint32_t* const* keys,
-                           const uint32_t* const* ahead, bool fetching, int64_t stride, int64_t depth, int num_vectors,
+                           const uint32_t* const* ahead, Fetch how, int64_t stride, int64_t depth, int num_vectors,
                            float* scores) {
-  in_fetching_rows(num_queries, fetching, [&](auto m, int row, auto fetches) {
+  in_fetching_rows(num_queries, how, [&](auto m, int row, auto fetches) {
     in_blocks<std::min(4, int8_width(m))>(0, num_vectors, [&](auto n, int vector) {
-      score_bytes<m, n, fetches>(queries + row * query_stride, query_stride, keys + vector, ahead + vector, stride, depth,
+      score_bytes<m, n, fetches != Fetch::none>(queries + row * query_stride, query_stride, keys + vector, ahead + vector, stride, depth,
                                  scores + row * kStep + vector * kLanes);
     });
   });
 }
 
 template <>
-inline void weigh<Int8Dot>(const int8_t* weights, int num_queries, const ValueRows& rows, bool fetching,
+inline void weigh<Int8Dot>(const int8_t* weights, int num_queries, const ValueRows& rows, Fetch how,
                            const float* decay, float* out, int64_t out_stride) {
-  in_fetching_rows(num_queries, fetching, [&](auto m, int row, auto fetches) {
+  in_fetching_rows(num_queries, how, [&](auto m, int row, auto fetches) {
     in_blocks<int8_width(m)>(0, static_cast<int>(out_stride) / kLanes, [&](auto n, int vector) {
-      weigh_bytes<m, n, fetches>(weights + row * Int8Dot::row_size(kStep), rows, vector * kLanes, decay + row,
+      weigh_bytes<m, n, fetches != Fetch::none>(weights + row * Int8Dot::row_size(kStep), rows, vector * kLanes, decay + row,
                                  out + row * out_stride + vector * kLanes, out_stride);
     });
   });

@@ -8,7 +8,7 @@
 //   Bf16     two bf16, widened to floats and multiplied one after the other
 //   Bf16Dot  two bf16, multiplied and added by one instruction
 //
-// Lines that come later are fetched ahead, one for each that is used, so that memory is read at an even pace.
+// Lines that come later are fetched ahead, one for each that is used, so that memory is read at an even pace (Fetch).
 #pragma once
 
 #include <algorithm>
@@ -80,9 +80,21 @@ struct Bf16Dot {
 };
 #endif
 
-// Into the second cache: waiting there, a line takes none of the few places that a core has for lines on their way to the
-// first. Always inline: a call has no result, and GCC drops one that it takes for a function without effects.
-__attribute__((always_inline)) inline void fetch(const void* line) { __builtin_prefetch(line, 0, 2); }
+// Which lines are fetched while others are used.
+//
+//   far   those that the next head reads at this place, into the second cache: waiting there, a line takes none of the few
+//         places that a core has for lines on their way to the first
+//   near  those that are kNear lines further on: a head's keys go on with its values, and these with the next head's keys
+enum class Fetch { none, far, near };
+
+constexpr int kNear = 32;  // of each group: with eight of them a third of the first cache
+
+// Always inline: a call has no result, and GCC drops one that it takes for a function without effects.
+template <Fetch kFetch = Fetch::far>
+__attribute__((always_inline)) inline void fetch(const void* line) {
+  if constexpr (kFetch == Fetch::far) __builtin_prefetch(line, 0, 2);
+  if constexpr (kFetch == Fetch::near) __builtin_prefetch(line, 0, 3);
+}
 
 // sums[m][first + n] += words[n] x row m's numbers with index `i`, of M rows `stride` numbers apart.
 template <class Kind, int kPart = 0, int M, int N, int kSums>
@@ -111,8 +123,8 @@ __attribute__((always_inline)) inline void add_products(const typename Kind::Num
 }
 
 // scores[m][token] for N vectors of tokens: `keys[n]` is where a vector's first dimension lies, `stride` words before the
-// next. Of the lines that `ahead[n]` leads to as many are fetched, if any.
-template <class Kind, int M, int N, bool kFetching>
+// next. Fetched are as many lines from `ahead[n]` on; near ones are the keys' own, and then those from `ahead[n]` on.
+template <class Kind, int M, int N, Fetch kFetch>
 void score_block(const typename Kind::Number* queries, int64_t query_stride, const uint32_t* const* keys,
                  const uint32_t* const* ahead, int64_t stride, int64_t depth, float* scores) {
   // A sum waits for the one before it: few of them are cut into several that do not wait for each other.
@@ -125,20 +137,30 @@ void score_block(const typename Kind::Number* queries, int64_t query_stride, con
     for (int m = 0; m < M; ++m)
 #pragma GCC unroll 8
       for (int n = 0; n < N; ++n) sums[chain][m][n] = Vec(0.f);
-  const auto add = [&](int64_t d, Vec(&to)[M][N]) __attribute__((always_inline)) {
+  // `line(n, d)` is what vector n fetches with dimension d.
+  const auto add = [&](int64_t d, Vec(&to)[M][N], const auto& line) __attribute__((always_inline)) {
     const uint32_t* words[N];
 #pragma GCC unroll 8
     for (int n = 0; n < N; ++n) {
       words[n] = keys[n] + d * stride;
-      if (kFetching && n * kLanes % kGroup == 0) fetch(ahead[n] + d * stride);
+      if (kFetch != Fetch::none && n * kLanes % kGroup == 0) fetch<kFetch>(line(n, d));
     }
     add_products<Kind>(queries, query_stride, d, words, to);
   };
   int64_t d = 0;
-  for (; d + kChains <= depth; d += kChains)
+  const auto add_until = [&](int64_t end, const auto& line) __attribute__((always_inline)) {
+    for (; d + kChains <= end; d += kChains)
 #pragma GCC unroll 8
-    for (int chain = 0; chain < kChains; ++chain) add(d + chain, sums[chain]);
-  for (; d < depth; ++d) add(d, sums[0]);
+      for (int chain = 0; chain < kChains; ++chain) add(d + chain, sums[chain], line);
+    for (; d < end; ++d) add(d, sums[0], line);
+  };
+  if constexpr (kFetch == Fetch::near) {
+    const int64_t own = depth - kNear;
+    add_until(own, [&](int n, int64_t i) { return keys[n] + (i + kNear) * stride; });
+    add_until(depth, [&](int n, int64_t i) { return ahead[n] + (i - own) * kGroup; });
+  } else {
+    add_until(depth, [&](int n, int64_t i) { return ahead[n] + i * stride; });
+  }
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {
 #pragma GCC unroll 8
@@ -180,7 +202,7 @@ struct ValueRows {
 // sums += weights x one row of each group, `first` being that of the first. Line by line of all groups: each group is a page or
 // two of its own, and so many that are read side by side come faster than one after the other. What is in a cache already is
 // better met row by row: a weight then stays in its register for all lines of a row.
-template <class Kind, int M, int N>
+template <class Kind, Fetch kFetch, int M, int N>
 __attribute__((always_inline)) inline void add_of_groups(const typename Kind::Number* weights, const ValueRows& rows,
                                                          int first, int64_t column, Vec (&sums)[M][N]) {
   constexpr int kLine = std::min(N, kGroup / kLanes);  // vectors
@@ -195,7 +217,7 @@ __attribute__((always_inline)) inline void add_of_groups(const typename Kind::Nu
     asm("" : "+r"(row));  // not known to be the same: weights that are kept for all lines push sums out of registers
 #pragma GCC unroll 8
     for (int group = 0; group < kGroupsPerStep; ++group) {
-      fetch(ahead[group] + n * kLanes);
+      fetch<kFetch>(ahead[group] + n * kLanes);
       const uint32_t* words[kLine];
 #pragma GCC unroll 8
       for (int i = 0; i < kLine; ++i) words[i] = values[group] + (n + i) * kLanes;
@@ -205,7 +227,7 @@ __attribute__((always_inline)) inline void add_of_groups(const typename Kind::Nu
 }
 
 // out[m][i] = out * decay[m] + weights x values of rows [first, last), for N vectors of columns from `column` on.
-template <class Kind, int M, int N, bool kFetching>
+template <class Kind, int M, int N, Fetch kFetch>
 void weigh_block(const typename Kind::Number* weights, const ValueRows& rows, int first, int last, int64_t column,
                  const float* decay, float* out, int64_t out_stride) {
   Vec sums[M][N];
@@ -213,8 +235,8 @@ void weigh_block(const typename Kind::Number* weights, const ValueRows& rows, in
   for (int m = 0; m < M; ++m)
 #pragma GCC unroll 8
     for (int n = 0; n < N; ++n) sums[m][n] = Vec::loadu(out + m * out_stride + n * kLanes) * Vec(decay[m]);
-  if (kFetching && rows.whole) {
-    for (int i = first; i < last; i += kGroupsPerStep) add_of_groups<Kind>(weights, rows, i, column, sums);
+  if (kFetch != Fetch::none && rows.whole) {
+    for (int i = first; i < last; i += kGroupsPerStep) add_of_groups<Kind, kFetch>(weights, rows, i, column, sums);
     first = last;
   }
   for (int i = first; i < last; ++i) {
@@ -223,7 +245,7 @@ void weigh_block(const typename Kind::Number* weights, const ValueRows& rows, in
 #pragma GCC unroll 8
     for (int n = 0; n < N; ++n) {
       words[n] = values + n * kLanes;
-      if (kFetching && n * kLanes % kGroup == 0) fetch(ahead + n * kLanes);
+      if (n * kLanes % kGroup == 0) fetch<kFetch>(ahead + n * kLanes);
     }
     add_products<Kind>(weights, kStep, rows.weight[i], words, sums);
   }
@@ -270,19 +292,21 @@ void in_rows(int num_rows, const Block& block) {
   }
 }
 
-// Calls `block(rows, first, fetching)` for blocks of rows; the first ones fetch, if any do, since lines are fetched once.
+// Calls `block(rows, first, how)` for blocks of rows; the first ones fetch, if any do, since lines are fetched once.
 template <class Block>
-void in_fetching_rows(int num_rows, bool fetching, const Block& block) {
+void in_fetching_rows(int num_rows, Fetch how, const Block& block) {
   in_rows(num_rows, [&](auto m, int row) {
-    fetching && row == 0 ? block(m, row, std::true_type()) : block(m, row, std::false_type());
+    if (how == Fetch::none || row > 0) return block(m, row, std::integral_constant<Fetch, Fetch::none>());
+    if (how == Fetch::far) return block(m, row, std::integral_constant<Fetch, Fetch::far>());
+    block(m, row, std::integral_constant<Fetch, Fetch::near>());
   });
 }
 
 // keys and ahead: of each vector of the step's tokens; scores [num_queries][kStep].
 template <class Kind>
 void score(const typename Kind::Number* queries, int64_t query_stride, int num_queries, const uint32_t* const* keys,
-           const uint32_t* const* ahead, bool fetching, int64_t stride, int64_t depth, int num_vectors, float* scores) {
-  in_fetching_rows(num_queries, fetching, [&](auto m, int row, auto fetches) {
+           const uint32_t* const* ahead, Fetch how, int64_t stride, int64_t depth, int num_vectors, float* scores) {
+  in_fetching_rows(num_queries, how, [&](auto m, int row, auto fetches) {
     in_blocks<score_width<Kind>(m)>(0, num_vectors, [&](auto n, int vector) {
       score_block<Kind, m, n, fetches>(queries + row * query_stride, query_stride, keys + vector, ahead + vector, stride,
                                        depth, scores + row * kStep + vector * kLanes);
@@ -295,9 +319,9 @@ static_assert(std::size(kOnes) >= kBlockRows);
 
 // weights [num_queries][kStep]; out [num_queries][out_stride].
 template <class Kind>
-void weigh(const typename Kind::Number* weights, int num_queries, const ValueRows& rows, bool fetching,
+void weigh(const typename Kind::Number* weights, int num_queries, const ValueRows& rows, Fetch how,
            const float* decay, float* out, int64_t out_stride) {
-  in_fetching_rows(num_queries, fetching, [&](auto m, int row, auto fetches) {
+  in_fetching_rows(num_queries, how, [&](auto m, int row, auto fetches) {
     for (int first = 0; first < std::max(1, rows.count); first += kRowsAtOnce) {
       const int last = std::min(first + kRowsAtOnce, rows.count);
       in_blocks<weigh_width(m)>(0, static_cast<int>(out_stride) / kLanes, [&](auto n, int vector) {

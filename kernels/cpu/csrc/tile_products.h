@@ -21,13 +21,13 @@ class Products {
   static int padded(int num_rows) { return num_rows; }
 
   void score(const typename Kind::Number* queries, int64_t query_stride, int num_queries, const uint32_t* const* keys,
-             const uint32_t* const* ahead, bool fetching, int64_t stride, int64_t depth, int num_vectors, float* scores) {
-    paged::score<Kind>(queries, query_stride, num_queries, keys, ahead, fetching, stride, depth, num_vectors, scores);
+             const uint32_t* const* ahead, Fetch how, int64_t stride, int64_t depth, int num_vectors, float* scores) {
+    paged::score<Kind>(queries, query_stride, num_queries, keys, ahead, how, stride, depth, num_vectors, scores);
   }
   // out_stride: also that of rows of values
-  void weigh(typename Kind::Number* weights, int num_queries, int, const ValueRows& rows, bool fetching,
+  void weigh(typename Kind::Number* weights, int num_queries, int, const ValueRows& rows, Fetch how,
              const float* decay, float* out, int64_t out_stride) {
-    paged::weigh<Kind>(weights, num_queries, rows, fetching, decay, out, out_stride);
+    paged::weigh<Kind>(weights, num_queries, rows, how, decay, out, out_stride);
   }
 };
 
@@ -46,9 +46,9 @@ class Products<Bf16Tiles> {
   static int padded(int num_rows) { return (num_rows + kRows - 1) / kRows * kRows; }
 
   void score(const Number* queries, int64_t query_stride, int num_queries, const uint32_t* const* keys,
-             const uint32_t* const* ahead, bool fetching, int64_t stride, int64_t depth, int num_vectors, float* scores) {
+             const uint32_t* const* ahead, Fetch how, int64_t stride, int64_t depth, int num_vectors, float* scores) {
     if (num_queries < kLeastRows || depth % kRows)
-      return paged::score<Bf16Dot>(queries, query_stride, num_queries, keys, ahead, fetching, stride, depth, num_vectors,
+      return paged::score<Bf16Dot>(queries, query_stride, num_queries, keys, ahead, how, stride, depth, num_vectors,
                                    scores);
     shape();
     in_pairs(padded(num_queries) / kRows, num_vectors, [&](auto m, auto n, int row, int vector) {
@@ -57,10 +57,10 @@ class Products<Bf16Tiles> {
     });
   }
 
-  void weigh(Number* weights, int num_queries, int num_vectors, const ValueRows& rows, bool fetching,
+  void weigh(Number* weights, int num_queries, int num_vectors, const ValueRows& rows, Fetch how,
              const float* decay, float* out, int64_t out_stride) {
     if (num_queries < kLeastRows)
-      return paged::weigh<Bf16Dot>(weights, num_queries, rows, fetching, decay, out, out_stride);
+      return paged::weigh<Bf16Dot>(weights, num_queries, rows, how, decay, out, out_stride);
     shape();
     const uint32_t* values[kStep / kTokens];
     find_values(rows, out_stride, values);
