@@ -182,8 +182,8 @@ inline void score<Int8Dot>(const int8_t* queries, int64_t query_stride, int num_
                            float* scores) {
   in_fetching_rows(num_queries, how, [&](auto m, int row, auto fetches) {
     in_blocks<std::min(4, int8_width(m))>(0, num_vectors, [&](auto n, int vector) {
-      score_bytes<m, n, fetches != Fetch::none>(queries + row * query_stride, query_stride, keys + vector, ahead + vector, stride, depth,
-                                 scores + row * kStep + vector * kLanes);
+      score_bytes<m, n, fetches != Fetch::none>(queries + row * query_stride, query_stride, keys + vector, ahead + vector,
+                                                stride, depth, scores + row * kStep + vector * kLanes);
     });
   });
 }
@@ -193,8 +193,8 @@ inline void weigh<Int8Dot>(const int8_t* weights, int num_queries, const ValueRo
                            const float* decay, float* out, int64_t out_stride) {
   in_fetching_rows(num_queries, how, [&](auto m, int row, auto fetches) {
     in_blocks<int8_width(m)>(0, static_cast<int>(out_stride) / kLanes, [&](auto n, int vector) {
-      weigh_bytes<m, n, fetches != Fetch::none>(weights + row * Int8Dot::row_size(kStep), rows, vector * kLanes, decay + row,
-                                 out + row * out_stride + vector * kLanes, out_stride);
+      weigh_bytes<m, n, fetches != Fetch::none>(weights + row * Int8Dot::row_size(kStep), rows, vector * kLanes,
+                                                decay + row, out + row * out_stride + vector * kLanes, out_stride);
     });
   });
 }
