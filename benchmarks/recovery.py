@@ -151,7 +151,6 @@ async def freeze_overrun_s(directory: Path) -> float:
 
 
 async def measure(rounds: int) -> dict[str, object]:
-    configure_logs("error", "json")
     recoveries, overruns = [], []
     for _ in range(rounds):
         with tempfile.TemporaryDirectory() as name:
@@ -172,6 +171,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     arguments = parser.parse_args()
+    configure_logs("error", "json")
     sys.exit(tell(uvloop.run(measure(arguments.rounds)), BOUNDS, as_json=arguments.json))
 
 
