@@ -181,7 +181,7 @@ void find_step(const KvLayout& cache, const HeadGroups& now, const HeadGroups& t
 }
 
 // A CPU that gets ahead of eight streams by itself is disturbed by requests for other pages, unless so many rows use a line
-// that there is time for all. Near ones take 0.89 to 0.98 of the time of far ones on AMD's Zen 5; Intel's CPUs, which
+// that there is time for all. Near ones take 0.89 to 1.0 of the time of far ones on AMD's Zen 5; Intel's CPUs, which
 // have fewer places for lines on their way to the first cache, have been measured with far ones alone.
 template <class Kind>
 Fetch how_to_fetch(const KvLayout& cache, int num_rows) {
