@@ -156,7 +156,8 @@ void take_values(int64_t stride, const Place* places, const Place* later, int nu
 }
 
 // What `now` reads of the step at `step_begin`, of a unit that sees positions [begin, end). What `then` reads will be fetched
-// line by line with it; at once, where `now` has no groups for that. `edge` has room for two rows of values.
+// line by line with it, of near lines the first kNear; at once, where `now` has no groups for that. `edge` has room for two
+// rows of values.
 template <int kPack>
 void find_step(const KvLayout& cache, const HeadGroups& now, const HeadGroups& then, int64_t step_begin, int64_t begin,
                int64_t end, uint32_t* edge, Fetch how, Step& step) {
