@@ -78,14 +78,15 @@ class Decode:
 
     def read(self) -> None:
         native = ops(self.backend.level)
-        for pair in self.caches:
-            for cache in pair:
-                native.read_bandwidth_probe(_memory(cache))
+        for keys, values in self.caches:
+            native.read_bandwidth_probe(_memory(keys, values))
 
 
-def _memory(cache: torch.Tensor) -> torch.Tensor:
-    """All of it in one piece, from end to end, with what lies between its blocks."""
-    return cache.as_strided((cache.untyped_storage().nbytes() // cache.itemsize,), (1,), 0)
+def _memory(keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """All of what the two have in common, from end to end, with what lies between blocks."""
+    memory = keys.untyped_storage()
+    assert values.untyped_storage().data_ptr() == memory.data_ptr()
+    return keys.as_strided((memory.nbytes() // keys.itemsize,), (1,), 0)
 
 
 def seconds(function: Callable[[], None]) -> float:

@@ -68,7 +68,8 @@ class KVMemory:
 def block_bytes(layers: list[ProvenLayer], block_size: int, backend: Backend, dtype: torch.dtype | None = None) -> int:
     """Of one block in all layers, with whatever the backend's layout adds to it."""
     caches = KVMemory.allocate(layers, 1, block_size, torch.device("meta"), backend, dtype).tensors
-    return sum(cache.untyped_storage().nbytes() for cache in caches)
+    memories = {cache.untyped_storage()._cdata: cache.untyped_storage().nbytes() for cache in caches}
+    return sum(memories.values())
 
 
 def step_bytes(*, tokens_per_step: int, max_rows: int, widest_layer: int, vocab_size: int, itemsize: int) -> int:

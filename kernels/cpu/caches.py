@@ -3,7 +3,8 @@
     keys    [num_blocks, num_kv_heads, key_dim / pack, block_size, pack]
     values  [num_blocks, num_kv_heads, block_size / pack, value_dim, pack]
 
-with one fp32, two bf16 or four int8 in a word (`pack`). The keys' dimensions are rounded up to whole words, and memory
+with one fp32, two bf16 or four int8 in a word (`pack`). Both are views of one memory, in which a block's values follow
+its keys: memory gives one long piece faster than two. The keys' dimensions are rounded up to whole words, and memory
 of the values to 16 columns. Caches of int8 hold numbers over a scale that each token and head has for its key, and
 another for its value; both are fp32, in two words more behind the keys' dimensions. Where all is -1 they are NaN.
 """
@@ -40,24 +41,20 @@ def allocate(
         raise KernelInputError(f"key_dim: is {key_dim}, must be at most {_MOST_INT8_DIM} for a cache in 8 bits")
     pack = PACK[dtype]
     depth, columns = -(-key_dim // pack) + _num_scales(dtype), -(-value_dim // _MULTIPLE) * _MULTIPLE
-    keys, values = (
-        _blocks(num_blocks, (num_kv_heads, *of_head), dtype, zero_bytes)
-        for of_head in ((depth, block_size, pack), (block_size // pack, columns, pack))
-    )
+    of_head = (depth, block_size, pack), (block_size // pack, columns, pack)
+    sizes = [num_kv_heads * math.prod(shape) for shape in of_head]
+    blocks = _blocks(num_blocks, sum(sizes), dtype, zero_bytes).split(sizes, 1)
+    keys, values = (part.unflatten(1, (num_kv_heads, *shape)) for part, shape in zip(blocks, of_head, strict=True))
     return keys, values[:, :, :, :value_dim]
 
 
-def _blocks(
-    num_blocks: int, shape: tuple[int, ...], dtype: torch.dtype, zero_bytes: Callable[[int], torch.Tensor]
-) -> torch.Tensor:
-    """`[num_blocks, *shape]`; blocks of whole pages are a line apart.
+def _blocks(num_blocks: int, size: int, dtype: torch.dtype, zero_bytes: Callable[[int], torch.Tensor]) -> torch.Tensor:
+    """`[num_blocks, size]`; blocks of whole pages are a line apart.
 
     A core's caches choose a line's place by its address: one head's parts of all blocks would have the same few places,
     and push each other out while they wait there."""
-    size = math.prod(shape)
     apart = size + (0 if size * dtype.itemsize % _PAGE_BYTES else _LINE_BYTES // dtype.itemsize)
-    memory = zero_bytes(num_blocks * apart * dtype.itemsize).view(dtype)
-    return memory.view(num_blocks, apart)[:, :size].unflatten(1, shape)
+    return zero_bytes(num_blocks * apart * dtype.itemsize).view(dtype).view(num_blocks, apart)[:, :size]
 
 
 def _num_scales(dtype: torch.dtype) -> int:

@@ -40,7 +40,8 @@ def test_a_long_context_in_parts_gives_what_it_gives_in_one(native, threads, dty
     assert_right(pool, TOLERANCES[dtype], **options)
 
 
-# So many that a thread takes all heads of a row, with steps of every length, and some that do not decode.
+# So many that a thread takes all heads of a row, with steps of every length, and some that do not decode. Some CPUs
+# read large heads block by block.
 MANY = [(1, context) for context in (1, 16, 17, 100, 128, 129, 145, 300, 400, 513)] * 2 + [(9, 60), (1, 0), (1, 260)]
 
 
@@ -50,11 +51,13 @@ MANY = [(1, context) for context in (1, 16, 17, 100, 128, 129, 145, 300, 400, 51
     [{}, {"window": 70}, {"soft_cap": 2.0}, {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0, 1.0, -0.5])}],
     ids=str,
 )
-def test_many_rows_whose_heads_are_read_together(native, threads, dtype, options):
+@pytest.mark.parametrize("dim", [16, 80, 128])
+def test_many_rows_whose_heads_are_read_together(native, threads, dim, dtype, options):
     numbers = torch.bfloat16 if dtype == torch.int8 else dtype
     poison = 0 if dtype == torch.int8 else torch.nan
-    pool = Pool(MANY, backend=native, heads=6, kv_heads=3, dtype=numbers, cache_dtype=dtype, poison=poison)
-    assert_right(pool, 5e-2 if dtype == torch.int8 else TOLERANCES[dtype], **options)
+    sizes = {"heads": 6, "kv_heads": 3, "dim": dim}
+    pool = Pool(MANY, backend=native, **sizes, dtype=numbers, cache_dtype=dtype, poison=poison)
+    assert_right(pool, 5e-2 if dtype == torch.int8 else TOLERANCES[dtype], scale=dim**-0.5, **options)
 
 
 def test_parts_of_large_scores_are_merged_by_their_true_weights(native, threads):
@@ -209,10 +212,11 @@ def test_caches_that_are_not_as_they_were_allocated_are_refused(native):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
 def test_parts_of_a_head_in_many_blocks_do_not_want_the_same_places_of_a_cache(native, dtype):
-    for cache in native.allocate_caches(64, 16, 8, 128, 128, dtype, torch.device("meta")):
+    caches = native.allocate_caches(64, 16, 8, 128, 128, dtype, torch.device("meta"))
+    for cache in caches:
         places = {block * cache.stride(0) * cache.itemsize % 65536 // 64 for block in range(64)}
         assert len(places) == 64
-        assert cache.untyped_storage().nbytes() <= 1.01 * cache.nbytes
+        assert cache.untyped_storage().nbytes() <= 1.01 * sum(cache.nbytes for cache in caches)  # one memory
 
 
 def test_other_types_and_sizes_of_blocks_are_the_references(native):

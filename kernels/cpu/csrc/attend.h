@@ -71,7 +71,7 @@ struct HeadGroups {
 // A thread's memory for one item.
 template <class Kind>
 struct Room {
-  Scratch heads, queries, out, scores, weights, edge, running, ranges;
+  Scratch heads, queries, out, scores, weights, decays, edge, running, ranges;
 };
 
 // The queries of one head of an item, and what they have attended to so far.

@@ -108,14 +108,15 @@ class Attended {
       : call_(call),
         tokens_(plan.queries.data() + item.unit->first_query),
         first_head_(item.first_head),
+        num_heads_(static_cast<int>(item.last_head - item.first_head)),
         num_rows_(static_cast<int>(item.unit->num_queries * call.group)),
         padded_(Products<Kind>::padded(num_rows_)),
         query_row_(query_row<Kind>(call)) {
-    const int64_t num_heads = item.last_head - item.first_head, value_row = call.cache.value_row;
+    const int64_t value_row = call.cache.value_row;
     head_room_ = room.heads.template get<float>(2 * std::max(call.key_dim, value_row));
-    running_ = room.running.template get<Running>(num_heads * num_rows_);
-    out_ = room.out.template get<float>(num_heads * padded_ * value_row);
-    queries_ = room.queries.template get<Number>(num_heads * padded_ * query_row_);
+    running_ = room.running.template get<Running>(num_heads_ * num_rows_);
+    out_ = room.out.template get<float>(num_heads_ * padded_ * value_row);
+    queries_ = room.queries.template get<Number>(num_heads_ * padded_ * query_row_);
     low_ = room.ranges.template get<int32_t>(2 * num_rows_);
     for (int row = 0; row < num_rows_; ++row)
       low_[row] = token(row).low, low_[num_rows_ + row] = token(row).high;
@@ -132,6 +133,13 @@ class Attended {
             low_ + num_rows_,
             out_ + i * padded_ * call_.cache.value_row,
             running_ + i * num_rows_};
+  }
+
+  // The rows of all its heads, one head's after the other's; of kinds that do not pad them.
+  Attending<Kind> all_heads() const {
+    Attending<Kind> attending = of(first_head_);
+    attending.num_rows *= num_heads_;
+    return attending;
   }
 
   // Before the first step. `early`: as load_query takes it; `next`: the head that begins after this one, or -1.
@@ -177,7 +185,7 @@ class Attended {
   const Call& call_;
   const QueryToken* tokens_;
   const int64_t first_head_;
-  const int num_rows_, padded_;
+  const int num_heads_, num_rows_, padded_;
   const int64_t query_row_;
   float *head_room_, *out_;
   Running* running_;

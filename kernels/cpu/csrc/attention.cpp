@@ -6,7 +6,7 @@
 
 #include <memory>
 
-#include "attended.h"
+#include "attend_blocks.h"
 #include "parallel.h"
 #include "strides.h"
 
@@ -90,7 +90,10 @@ void attend_all(const Call& call, const Plan& plan) {
   const int64_t num_items = num_units * num_heads;
   // A unit's heads lie side by side, so one thread reads them; those of one query read each step of the context together.
   // Of the last units it takes a head at a time, so that all threads end together.
-  const int64_t num_whole = num_units >= kManyUnits * at::get_num_threads() ? num_units - at::get_num_threads() : 0;
+  const int num_threads = at::get_num_threads();
+  int64_t num_whole = num_units >= kManyUnits * num_threads ? num_units - num_threads : 0;
+  // Read block by block, a head by itself takes longer than what it is worth to end together.
+  if (num_whole > 0 && reads_blocks<Kind>(call, {&plan.units[num_units - 1], 0, num_heads})) num_whole = num_units;
   std::atomic<int64_t> next{0};
   on_threads(static_cast<int>(std::min<int64_t>(max_workers(), num_items)), [&](int) {
     thread_local Room<Kind> room;
@@ -113,6 +116,13 @@ void attend_all(const Call& call, const Plan& plan) {
     if (item.unit != nullptr) groups.find(call.cache, item, item.first_position());
     for (; item.unit != nullptr; item = following) {
       following = take();
+      if constexpr (Kind::kPack != 4) {
+        if (reads_blocks<Kind>(call, item)) {
+          do_blocks<Kind>(call, plan, item, following, early, room);
+          if (following.unit != nullptr) groups.find(call.cache, following, following.first_position());
+          continue;
+        }
+      }
       do_item<Kind>(call, plan, item, following, early, groups, products, room);
     }
   });

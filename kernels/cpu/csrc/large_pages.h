@@ -10,6 +10,7 @@
 
 #include <atomic>
 #include <memory>
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -62,7 +63,9 @@ inline at::Tensor zero_bytes(int64_t count) { return untouched_zeros({count}, at
 class Populating {
  public:
   explicit Populating(at::TensorList tensors) {
+    std::set<const void*> seen;  // a layer's two caches are one memory
     for (const at::Tensor& tensor : tensors) {
+      if (!seen.insert(tensor.storage().unsafeGetStorageImpl()).second) continue;
       memory_.push_back(tensor.storage().getWeakStorageImpl());
       num_pages_ = std::max(num_pages_, divide_up(static_cast<int64_t>(tensor.storage().nbytes()), kLargePage));
     }

@@ -85,7 +85,8 @@ struct Bf16Dot {
 //   far   those that the next head reads at this place, into the second cache: waiting there, a line takes none of the few
 //         places that a core has for lines on their way to the first
 //   near  those that are kNear lines further on: a head's keys go on with its values, and these with the next head's keys
-enum class Fetch { none, far, near };
+//   next  those at this place of what is read next, into the first cache: of a block's parts, read one after the other
+enum class Fetch { none, far, near, next };
 
 constexpr int kNear = 32;  // of each group: with eight of them a third of the first cache
 
@@ -93,7 +94,7 @@ constexpr int kNear = 32;  // of each group: with eight of them a third of the f
 template <Fetch kFetch = Fetch::far>
 __attribute__((always_inline)) inline void fetch(const void* line) {
   if constexpr (kFetch == Fetch::far) __builtin_prefetch(line, 0, 2);
-  if constexpr (kFetch == Fetch::near) __builtin_prefetch(line, 0, 3);
+  if constexpr (kFetch == Fetch::near || kFetch == Fetch::next) __builtin_prefetch(line, 0, 3);
 }
 
 // sums[m][first + n] += words[n] x row m's numbers with index `i`, of M rows `stride` numbers apart.
@@ -298,6 +299,7 @@ void in_fetching_rows(int num_rows, Fetch how, const Block& block) {
   in_rows(num_rows, [&](auto m, int row) {
     if (how == Fetch::none || row > 0) return block(m, row, std::integral_constant<Fetch, Fetch::none>());
     if (how == Fetch::far) return block(m, row, std::integral_constant<Fetch, Fetch::far>());
+    if (how == Fetch::next) return block(m, row, std::integral_constant<Fetch, Fetch::next>());
     block(m, row, std::integral_constant<Fetch, Fetch::near>());
   });
 }
