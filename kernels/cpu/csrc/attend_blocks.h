@@ -1,7 +1,7 @@
 // Decode block by block: the keys of all heads, their weights, the values of all heads, as a block has them in memory.
 //
-// The longer a piece is that is read from end to end, the faster memory gives it. On a Zen 5, pieces in any order against all
-// of memory in its order: 0.83 of the rate for 4 KB (one head's keys), 0.90 for 32 KB, 0.94 for 64 KB (a block of eight heads).
+// The longer a piece is that is read from end to end, the faster memory gives it: on a Zen 5, of the rate of reading in order,
+// 0.83 in pieces of 4 KB (one head's keys) that lie anywhere, 0.90 of 32 KB, 0.94 of 64 KB (a block of eight heads).
 #pragma once
 
 #include "attended.h"
@@ -17,8 +17,8 @@ bool reads_blocks(const Call& call, const Item& item) {
          call.cache.block_size == kGroup && how_to_fetch<Kind>(call.cache, static_cast<int>(call.group)) == Fetch::near;
 }
 
-// out = out * decay[m] + weights x all of a head's values in a block, for N vectors of columns; fetches as many lines from
-// `ahead` on.
+// out = out * decay[m] + weights x all of a head's values in a block, for N vectors of columns; fetches as many lines
+// from `ahead` on.
 template <class Kind, int M, int N>
 __attribute__((always_inline)) inline void weigh_part(const typename Kind::Number* weights, const uint32_t* values,
                                                       const uint32_t* ahead, int64_t value_row, const float* decay,
@@ -87,7 +87,8 @@ void attend_block(const KvLayout& cache, const ScoreFactors& factors, const Atte
     ValueRows rows;
     const Place place{nullptr, part};
     if (!whole)
-      take_values<Kind::kPack>(cache.value_row, &place, &place, 1, std::max<int64_t>(0, low), high, edge, Fetch::none, rows);
+      take_values<Kind::kPack>(cache.value_row, &place, &place, 1, std::max<int64_t>(0, low), high, edge, Fetch::none,
+                               rows);
     in_blocks<weigh_width(M)>(0, static_cast<int>(cache.value_row) / kLanes, [&](auto n, int vector) {
       const int64_t column = vector * kLanes;
       const Number* of_head = weights + head * M * kWeights;

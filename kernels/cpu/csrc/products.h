@@ -299,7 +299,6 @@ void in_fetching_rows(int num_rows, Fetch how, const Block& block) {
   in_rows(num_rows, [&](auto m, int row) {
     if (how == Fetch::none || row > 0) return block(m, row, std::integral_constant<Fetch, Fetch::none>());
     if (how == Fetch::far) return block(m, row, std::integral_constant<Fetch, Fetch::far>());
-    if (how == Fetch::next) return block(m, row, std::integral_constant<Fetch, Fetch::next>());
     block(m, row, std::integral_constant<Fetch, Fetch::near>());
   });
 }
