@@ -71,7 +71,7 @@ class Decode:
 
     def attend_without_tables(self) -> None:
         native, rows = ops(self.backend.level), self.rows[0]
-        width, sizes = rows.block_tables.shape[1], (len(rows), NUM_HEADS, NUM_KV_HEADS, BLOCK_SIZE, 0)
+        width, sizes = rows.block_tables.shape[1], (len(rows), NUM_HEADS, *self.caches[0], 0)
         plan = native.plan_attention(None, width, rows.query_start, rows.context_lens, [], *sizes)
         for keys, values in self.caches:
             native.paged_attention(self.q, keys, values, plan, RULE.scale, 0.0, None)

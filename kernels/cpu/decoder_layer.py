@@ -115,6 +115,7 @@ class DecoderLayer:
         if x.shape[-1] != self._width or x.dtype != torch.bfloat16:
             raise KernelInputError(f"x: is {x.dtype} {list(x.shape)}, must be bfloat16 [..., {self._width}]")
         rows.check(x.device)
-        plan = attention_plan(self._ops, x.numel() // self._width, self._num_heads, key_cache, rows, self._rule)
+        num_tokens = x.numel() // self._width
+        plan = attention_plan(self._ops, num_tokens, self._num_heads, key_cache, value_cache, rows, self._rule)
         made: torch.Tensor = self._ops.decoder_layer(self._made, x, cos, sin, slots, key_cache, value_cache, plan)
         return made

@@ -9,19 +9,25 @@ from kernels.shared_blocks import SharedBlocks
 
 
 def attention_plan(
-    ops: Any, num_tokens: int, num_heads: int, key_cache: torch.Tensor, rows: Rows, rule: Rule
+    ops: Any,
+    num_tokens: int,
+    num_heads: int,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    rows: Rows,
+    rule: Rule,
 ) -> torch.Tensor:
-    """What the operations `ops` of a level are given: alike in all layers with as many heads and the same window."""
-    _, num_kv_heads, _, block_size, _ = key_cache.shape
-    sizes = num_tokens, num_heads, num_kv_heads, block_size, rule.window or 0
+    """What the operations `ops` of a level are given: alike in all layers with such blocks and the same window."""
+    window = rule.window or 0
 
     def make() -> torch.Tensor:
         tables = dense(rows.block_tables)
         batch = tables, tables.stride(0), rows.query_start.contiguous(), rows.context_lens.contiguous()
+        sizes = num_tokens, num_heads, key_cache, value_cache, window
         plan: torch.Tensor = ops.plan_attention(*batch, _segments(rows.shared), *sizes)
         return plan
 
-    return rows.once((ops, *sizes), make)
+    return rows.once((ops, num_tokens, num_heads, key_cache.shape[1:], value_cache.shape[1:], window), make)
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:

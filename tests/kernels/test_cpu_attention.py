@@ -13,6 +13,7 @@ from kernels import KernelInputError, Rule
 from kernels.cpu import linear
 from kernels.cpu.library import ops
 from tests.kernels.pool import MIXED, NATIVE, TOLERANCES, Pool, assert_right
+from tests.kernels.sharing import pool_that_shares
 
 pytestmark = pytest.mark.skipif(not NATIVE, reason="there are no kernels for this CPU")
 
@@ -60,6 +61,44 @@ def test_many_rows_whose_heads_are_read_together(native, threads, dim, dtype, op
     assert_right(pool, 5e-2 if dtype == torch.int8 else TOLERANCES[dtype], scale=dim**-0.5, **options)
 
 
+# So long that some CPUs read their blocks in the order in which these lie, beside others of which they do not.
+WALKED = [(1, context) for context in (260, 400, 513, 1, 300, 700)] + [(9, 600), (1, 0)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"window": 290}, {"soft_cap": 2.0}, {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0, 1.0, -0.5])}],
+    ids=str,
+)
+@pytest.mark.parametrize("dim", [80, 128])
+def test_blocks_of_many_rows_may_be_read_as_they_lie(native, threads, dim, dtype, options):
+    pool = Pool(WALKED, backend=native, heads=6, kv_heads=3, dim=dim, dtype=dtype, poison=torch.nan)
+    assert_right(pool, TOLERANCES[dtype], scale=dim**-0.5, **options)
+
+
+def test_more_rows_may_be_read_so_than_caches_hold_results_of(native, threads):
+    pool = Pool([(1, 257 + row) for row in range(130)], backend=native, dim=64, poison=torch.nan)
+    assert_right(pool, scale=0.125)
+
+
+def test_what_rows_have_besides_shared_blocks_may_be_read_so(native, threads):
+    segments = [(0, 4, [0, 1, 2]), (4, 7, [0, 1])]
+    sizes = {"heads": 4, "kv_heads": 2, "dim": 64}
+    pool, shared = pool_that_shares([110, 95, 80, 75], segments, backend=native, poison=torch.nan, **sizes)
+    for window in (None, 270):
+        assert_right(pool, shared=shared, scale=0.125, window=window)
+
+
+def test_a_row_that_is_not_finite_harms_none_whose_blocks_lie_beside_its_own(native, threads):
+    pool = Pool([(1, 300)] * 3, backend=native, dim=64)
+    expected = pool.attention()
+    pool.q[1] = torch.nan
+    out = pool.attention()
+    assert out[1].isnan().all()
+    torch.testing.assert_close(out[[0, 2]], expected[[0, 2]], atol=1e-5, rtol=1e-5)
+
+
 def test_parts_of_large_scores_are_merged_by_their_true_weights(native, threads):
     pool = Pool([(1, 1500)], backend=native, heads=1, kv_heads=1)
     for score in (1e5, -1e5):
@@ -101,7 +140,7 @@ def test_without_a_table_the_results_are_those_of_a_table_that_counts_up(native)
     pool = Pool([(1, 32)] * 3, backend=native)
     num_rows, width = pool.tables.shape
     pool.tables.copy_(torch.arange(num_rows * width).view(num_rows, width))
-    kernels, sizes = ops(native.level), (num_rows, 4, 2, 16, 0)
+    kernels, sizes = ops(native.level), (num_rows, 4, *pool.caches, 0)
     plan = kernels.plan_attention(None, width, pool.query_start, pool.contexts, [], *sizes)
     out = kernels.paged_attention(pool.q, *pool.caches, plan, 0.25, 0.0, None)
     assert torch.equal(out, pool.attention())
@@ -125,8 +164,17 @@ def test_layers_of_other_heads_and_windows_have_plans_of_their_own_over_the_rows
 def test_a_plan_for_other_sizes_is_refused(native):
     pool, kernels = Pool([(1, 20), (3, 9)], backend=native), ops(native.level)
     batch = pool.tables, pool.tables.stride(0), pool.query_start, pool.contexts, []
-    for sizes in ((3, 4, 2, 16, 0), (4, 2, 2, 16, 0), (4, 8, 4, 16, 0), (4, 4, 2, 32, 0)):
-        plan = kernels.plan_attention(*batch, *sizes)
+    others = {
+        "heads": Pool([(1, 20)], backend=native, heads=8, kv_heads=4),
+        "blocks": Pool([(1, 20)], backend=native, block_size=32),
+    }
+    for num_tokens, num_heads, caches in (
+        (3, 4, pool.caches),
+        (4, 2, pool.caches),
+        (4, 8, others["heads"].caches),
+        (4, 4, others["blocks"].caches),
+    ):
+        plan = kernels.plan_attention(*batch, num_tokens, num_heads, *caches, 0)
         with pytest.raises(RuntimeError, match="plan: is one for other sizes"):
             kernels.paged_attention(pool.q, *pool.caches, plan, 0.25, 0.0, None)
     with pytest.raises(RuntimeError, match="plan: is none"):
@@ -137,7 +185,7 @@ def test_a_plan_outlives_the_tables_it_was_made_of(native):
     pool, kernels = Pool([(1, 40), (1, 33)], backend=native), ops(native.level)
     expected = pool.attention()
     tables = pool.tables.clone()
-    plan = kernels.plan_attention(tables, tables.stride(0), pool.query_start, pool.contexts, [], 2, 4, 2, 16, 0)
+    plan = kernels.plan_attention(tables, tables.stride(0), pool.query_start, pool.contexts, [], 2, 4, *pool.caches, 0)
     del tables
     others = [torch.full_like(pool.tables, 2**31 - 1) for _ in range(100)]
     assert torch.equal(kernels.paged_attention(pool.q, *pool.caches, plan, 0.25, 0.0, None), expected)

@@ -100,6 +100,20 @@ def test_many_rows_whose_heads_are_read_together_see_the_tokens_that_are_written
     torch.testing.assert_close(again, expected_again, atol=2e-5, rtol=2e-5)
 
 
+@pytest.mark.parametrize("native", NATIVE, ids=lambda backend: backend.name)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_whose_blocks_are_read_as_they_lie_see_the_tokens_that_are_written(native, dtype):
+    rows = [(1, context) for context in (260, 400, 513, 1)] + [(5, 40)]
+    torch.set_num_threads(2)
+    try:
+        (out, again), (expected, expected_again) = both(native, rows=rows, dtype=dtype, dim=64)
+    finally:
+        torch.set_num_threads(1)
+    tolerance = TOLERANCES[dtype]
+    torch.testing.assert_close(out, expected, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(again, expected_again, atol=tolerance, rtol=tolerance)
+
+
 @pytest.mark.parametrize("native", [REFERENCE, *NATIVE], ids=lambda backend: backend.name)
 def test_wrong_arguments_are_refused_by_name(native):
     pool = Pool(MIXED, backend=native, block_size=16)

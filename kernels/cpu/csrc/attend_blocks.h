@@ -8,13 +8,19 @@
 
 namespace paged {
 
-// Whether an item is read so: all heads of one query, where a step of 128 tokens would fetch near lines.
+// Whether blocks are read so, by one query's `group` heads of each: where a step of 128 tokens would fetch near lines.
+template <class Kind>
+bool reads_blocks(const KvLayout& cache, int64_t group) {
+  if (Products<Kind>::padded(1) != 1) return false;  // heads' rows do not follow each other
+  return cache.num_kv_heads > 1 && cache.block_size == kGroup &&
+         how_to_fetch<Kind>(cache, static_cast<int>(group)) == Fetch::near;
+}
+
+// All heads of one query.
 template <class Kind>
 bool reads_blocks(const Call& call, const Item& item) {
-  const int64_t num_heads = item.last_head - item.first_head;
-  if (Products<Kind>::padded(1) != 1) return false;  // heads' rows do not follow each other
-  return item.unit->num_queries == 1 && num_heads > 1 && num_heads == call.cache.num_kv_heads &&
-         call.cache.block_size == kGroup && how_to_fetch<Kind>(call.cache, static_cast<int>(call.group)) == Fetch::near;
+  return item.unit->num_queries == 1 && item.last_head - item.first_head == call.cache.num_kv_heads &&
+         reads_blocks<Kind>(call.cache, call.group);
 }
 
 // out = out * decay[m] + weights x all of a head's values in a block, for N vectors of columns; fetches as many lines
@@ -43,23 +49,69 @@ __attribute__((always_inline)) inline void weigh_part(const typename Kind::Numbe
     for (int n = 0; n < N; ++n) sums[m][n].store(out + m * value_row + n * kLanes);
 }
 
-// Where a block's keys and values begin, and what is read after it.
+// Where a block's keys and values begin, and what is read after it: keys, and the queries of another row, if it is one's.
+template <class Kind>
 struct BlockRead {
   const uint32_t *keys, *values, *next;
+  bool cold = false;  // what its row has attended to was last used some blocks ago
+  const typename Kind::Number* next_queries = nullptr;
 };
+
+// Scores of a block's tokens, `num_rows` rows of at most kLanes, become their weights.
+template <class Kind>
+void weigh_tokens(float* scores, int num_rows, int64_t low, int64_t high, const ScoreFactors& factors, Running* running,
+                  typename Kind::Number* weights, float* decays) {
+  constexpr int kVectors = kGroup / kLanes;
+  const bool whole = low <= 0 && high >= kGroup;
+  const Vec first(static_cast<float>(low)), end(static_cast<float>(high)), nothing(kMinusInfinity);
+  Vec exponents[kLanes][kVectors], largest[kLanes];
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) {
+    largest[i] = nothing;
+    Vec token = Vec::arange(0.f, 1.f);
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v, token = token + Vec(static_cast<float>(kLanes))) {
+      Vec x = factors(Vec::loadu(scores + i * kStep + v * kLanes));
+      if (!whole) x = Vec::blendv(nothing, x, (token >= first) & (token < end));
+      exponents[i][v] = x;
+      largest[i] = at::vec::clamp_min(x, largest[i]);
+    }
+  }
+  float tops[kLanes];
+  max_of_each(largest).store(tops);
+  const Origins<kLanes> origins(tops, num_rows, running);
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) {
+    if (i >= num_rows) break;
+    Vec sums = Vec::loadu(running[i].sums) * Vec(origins.decay[i]);
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      const Vec weight = exp2(exponents[i][v] - Vec(origins.origin[i]));
+      sums = sums + weight;
+      Kind::store(weights + i * row_size<Kind>(kStep) + v * kLanes, weight);
+    }
+    sums.store(running[i].sums);
+  }
+  Vec::loadu(origins.decay).store(decays, num_rows);
+}
 
 // Lets the queries of all heads, M of each, attend to a block of which they see tokens [low, high).
 template <class Kind, int M>
-void attend_block(const KvLayout& cache, const ScoreFactors& factors, const Attending<Kind>& all, const BlockRead& read,
-                  int64_t low, int64_t high, Room<Kind>& room) {
+void attend_block(const KvLayout& cache, const ScoreFactors& factors, const Attending<Kind>& all,
+                  const BlockRead<Kind>& read, int64_t low, int64_t high, Room<Kind>& room) {
   using Number = typename Kind::Number;
   constexpr int64_t kWeights = row_size<Kind>(kStep);
   constexpr int kVectors = kGroup / kLanes;
-  float* scores = room.scores.template get<float>(all.num_rows * kStep);
+  const int num_rows = (all.num_rows + kLanes - 1) / kLanes * kLanes;  // the last ones are not used
+  float* scores = room.scores.template get<float>(num_rows * kStep);
   Number* weights = room.weights.template get<Number>(all.num_rows * kWeights);
   float* decays = room.decays.template get<float>(all.num_rows);
   const int num_heads = all.num_rows / M;
   for (int head = 0; head < num_heads; ++head) {
+    if (read.cold) {
+      expect_bytes(all.running + head * M, M * static_cast<int64_t>(sizeof(Running)));
+      expect_bytes(all.out + head * M * cache.value_row, M * cache.value_row * static_cast<int64_t>(sizeof(float)));
+    }
     const uint32_t* const part = read.keys + head * cache.key_head;
     const uint32_t* const following = head + 1 < num_heads ? part + cache.key_head : read.values;
     const uint32_t *keys[kVectors], *ahead[kVectors];
@@ -67,20 +119,14 @@ void attend_block(const KvLayout& cache, const ScoreFactors& factors, const Atte
     score_block<Kind, M, kVectors, Fetch::next>(all.queries + head * M * all.query_stride, all.query_stride, keys, ahead,
                                                 kGroup, cache.depth, scores + head * M * kStep);
   }
-  const TokenScales scales{};
-  for (int first = 0; first < all.num_rows; first += kInnerRows) {
-    const int num_rows = std::min(kInnerRows, all.num_rows - first);
-    float largest[kInnerRows];
-    for (int i = 0; i < num_rows; ++i)
-      largest[i] = to_exponents<Kind>(scores + (first + i) * kStep, kVectors, low, high, factors, scales);
-    const Origins<kInnerRows> origins(largest, num_rows, all.running + first);
-    for (int i = 0; i < num_rows; ++i)
-      to_weights<Kind>(scores + (first + i) * kStep, kVectors, origins.origin[i], origins.decay[i], scales,
-                       all.running[first + i], weights + (first + i) * kWeights);
-    std::copy(origins.decay, origins.decay + num_rows, decays + first);
-  }
+  for (int first = 0; first < all.num_rows; first += kLanes)
+    weigh_tokens<Kind>(scores + first * kStep, std::min(kLanes, all.num_rows - first), low, high, factors,
+                       all.running + first, weights + first * kWeights, decays + first);
   uint32_t* edge = room.edge.template get<uint32_t>(2 * cache.value_row);
   for (int head = 0; head < num_heads; ++head) {
+    if (read.next_queries != nullptr)
+      expect_bytes(read.next_queries + head * M * all.query_stride,
+                   M * all.query_stride * static_cast<int64_t>(sizeof(Number)));
     const uint32_t* const part = read.values + head * cache.value_head;
     const uint32_t* const following = head + 1 < num_heads ? part + cache.value_head : read.next;
     const bool whole = low <= 0 && high >= kGroup;
@@ -117,7 +163,7 @@ void do_blocks(const Call& call, const Plan& plan, const Item& item, const Item&
   };
   const uint32_t* keys = keys_of(unit, item.first_position());
   for (int64_t begin = item.first_position(); begin < unit.end; begin += kGroup) {
-    BlockRead read{keys, cache.values + unit.block(begin / kGroup) * cache.value_block, keys};
+    BlockRead<Kind> read{keys, cache.values + unit.block(begin / kGroup) * cache.value_block, keys};
     if (begin + kGroup < unit.end) {
       read.next = keys_of(unit, begin + kGroup);
     } else if (following.unit != nullptr) {

@@ -105,19 +105,28 @@ class Attended {
   using Number = typename Kind::Number;
 
   Attended(const Call& call, const Plan& plan, const Item& item, Room<Kind>& room)
+      : Attended(call, plan.queries.data() + item.unit->first_query, item.unit->num_queries, item.first_head,
+                 item.last_head, room) {}
+
+  // In a room for `num_places` such, the one at `place`.
+  Attended(const Call& call, const QueryToken* tokens, int64_t num_tokens, int64_t first_head, int64_t last_head,
+           Room<Kind>& room, int64_t place = 0, int64_t num_places = 1)
       : call_(call),
-        tokens_(plan.queries.data() + item.unit->first_query),
-        first_head_(item.first_head),
-        num_heads_(static_cast<int>(item.last_head - item.first_head)),
-        num_rows_(static_cast<int>(item.unit->num_queries * call.group)),
+        tokens_(tokens),
+        first_head_(first_head),
+        num_heads_(static_cast<int>(last_head - first_head)),
+        num_rows_(static_cast<int>(num_tokens * call.group)),
         padded_(Products<Kind>::padded(num_rows_)),
         query_row_(query_row<Kind>(call)) {
     const int64_t value_row = call.cache.value_row;
     head_room_ = room.heads.template get<float>(2 * std::max(call.key_dim, value_row));
-    running_ = room.running.template get<Running>(num_heads_ * num_rows_);
-    out_ = room.out.template get<float>(num_heads_ * padded_ * value_row);
-    queries_ = room.queries.template get<Number>(num_heads_ * padded_ * query_row_);
-    low_ = room.ranges.template get<int32_t>(2 * num_rows_);
+    const auto take = [&](Scratch& of, auto type, int64_t count) {
+      return of.get<decltype(type)>(num_places * count) + place * count;
+    };
+    running_ = take(room.running, Running(), num_heads_ * num_rows_);
+    out_ = take(room.out, float(), num_heads_ * padded_ * value_row);
+    queries_ = take(room.queries, Number(), num_heads_ * padded_ * query_row_);
+    low_ = take(room.ranges, int32_t(), 2 * num_rows_);
     for (int row = 0; row < num_rows_; ++row)
       low_[row] = token(row).low, low_[num_rows_ + row] = token(row).high;
   }
@@ -164,8 +173,8 @@ class Attended {
     }
   }
 
-  // After the last one.
-  void finish(int64_t head) const {
+  // After the last one. A token in parts has `part` of them behind its slot.
+  void finish(int64_t head, int64_t part = 0) const {
     const Attending<Kind> attending = of(head);
     for (int row = 0; row < num_rows_; ++row) {
       const QueryToken& query = token(row);
@@ -173,7 +182,7 @@ class Attended {
       if (query.slot < 0) {
         call_.results.finish(query.token, query_head(head, row), values, attending.running[row].largest, sum);
       } else {
-        call_.results.put_part(query.slot, query_head(head, row), values, attending.running[row].largest, sum);
+        call_.results.put_part(query.slot + part, query_head(head, row), values, attending.running[row].largest, sum);
       }
     }
   }

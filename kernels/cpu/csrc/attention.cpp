@@ -6,7 +6,7 @@
 
 #include <memory>
 
-#include "attend_blocks.h"
+#include "walk.h"
 #include "parallel.h"
 #include "strides.h"
 
@@ -87,15 +87,15 @@ template <class Kind>
 void attend_all(const Call& call, const Plan& plan) {
   const typename Kind::Number* early = do_early<Kind>(call, plan);
   const int64_t num_heads = call.cache.num_kv_heads, num_units = static_cast<int64_t>(plan.units.size());
-  const int64_t num_items = num_units * num_heads;
+  const int64_t num_items = num_units * num_heads, num_stretches = static_cast<int64_t>(plan.stretches.size());
   // A unit's heads lie side by side, so one thread reads them; those of one query read each step of the context together.
   // Of the last units it takes a head at a time, so that all threads end together.
   const int num_threads = at::get_num_threads();
   int64_t num_whole = num_units >= kManyUnits * num_threads ? num_units - num_threads : 0;
   // Read block by block, a head by itself takes longer than what it is worth to end together.
   if (num_whole > 0 && reads_blocks<Kind>(call, {&plan.units[num_units - 1], 0, num_heads})) num_whole = num_units;
-  std::atomic<int64_t> next{0};
-  on_threads(static_cast<int>(std::min<int64_t>(max_workers(), num_items)), [&](int) {
+  std::atomic<int64_t> next{0}, next_stretch{0};
+  on_threads(static_cast<int>(std::min<int64_t>(max_workers(), num_items + num_stretches)), [&](int thread) {
     thread_local Room<Kind> room;
     Products<Kind> products;
     int64_t at = 0, end = 0;
@@ -125,6 +125,7 @@ void attend_all(const Call& call, const Plan& plan) {
       }
       do_item<Kind>(call, plan, item, following, early, groups, products, room);
     }
+    if constexpr (Kind::kPack != 4) walk<Kind>(call, plan, thread, next_stretch, early, room);
   });
   for_each_item(static_cast<int64_t>(plan.merged_tokens.size()), [&](int64_t i) {
     thread_local Scratch scratch;
@@ -134,13 +135,22 @@ void attend_all(const Call& call, const Plan& plan) {
   });
 }
 
+// What rows of one query, in bf16 or fp32 as the caches are, may be walked in.
+bool may_walk(const KvLayout& cache, int64_t group) {
+#if defined(PAGED_TILES)
+  if (cache.pack == 2) return reads_blocks<Bf16Tiles>(cache, group);
+#endif
+  return cache.pack == 1 ? reads_blocks<Fp32>(cache, group) : cache.pack == 2 && reads_blocks<Bf16>(cache, group);
+}
+
 // The plan in a tensor of plan_attention's. It must be one for what the call is given: it says which tokens there are.
 const Plan& planned(const at::Tensor& plan, const KvLayout& cache, int64_t num_tokens, int64_t num_heads) {
   TORCH_CHECK(plan.scalar_type() == at::kByte && plan.numel() == sizeof(Plan), "plan: is none of plan_attention's");
   const Plan& made = *static_cast<const Plan*>(plan.const_data_ptr());
   const PlanSizes& sizes = made.sizes;
   TORCH_CHECK(sizes.num_tokens == num_tokens && sizes.group * cache.num_kv_heads == num_heads &&
-                  sizes.num_kv_heads == cache.num_kv_heads && sizes.block_size == cache.block_size,
+                  sizes.num_kv_heads == cache.num_kv_heads && sizes.block_size == cache.block_size &&
+                  (made.stretches.empty() || may_walk(cache, sizes.group)),
               "plan: is one for other sizes");
   return made;
 }
@@ -149,11 +159,15 @@ const Plan& planned(const at::Tensor& plan, const KvLayout& cache, int64_t num_t
 void run(const at::Tensor& out, const Heads* queries, const Projected* projected, const int64_t* slots, int64_t key_dim,
          c10::ScalarType query_type, const KvLayout& cache, const Plan& plan, double scale, double soft_cap,
          const std::optional<at::Tensor>& sinks) {
-  thread_local Scratch parts, sink_exponents;
+  thread_local Scratch parts, unused, sink_exponents;
   const int64_t group = plan.sizes.group, num_heads = group * cache.num_kv_heads;
   Results results{static_cast<char*>(out.mutable_data_ptr()), out.scalar_type(), out.stride(0), num_heads,
-                  cache.value_dim, cache.value_row, nullptr, nullptr};
+                  cache.value_dim, cache.value_row, nullptr, nullptr, nullptr};
   results.parts = parts.get<float>(plan.num_slots * num_heads * (cache.value_row + kGroup));
+  results.unused = unused.get<bool>(plan.num_slots);
+  std::fill(results.unused, results.unused + plan.num_slots, false);
+  for (const QueryToken& query : plan.walked)
+    std::fill(results.unused + query.slot, results.unused + query.slot + plan.num_walkers, true);
   if (sinks) {
     float* exponents = sink_exponents.get<float>(num_heads);
     const float* given = sinks->const_data_ptr<float>();
@@ -180,9 +194,12 @@ void run(const at::Tensor& out, const Heads* queries, const Projected* projected
 
 at::Tensor plan_attention(const std::optional<at::Tensor>& block_tables, int64_t table_stride,
                           const at::Tensor& query_start, const at::Tensor& context_lens, at::TensorList segments,
-                          int64_t num_tokens, int64_t num_heads, int64_t num_kv_heads, int64_t block_size,
-                          int64_t window) {
-  Batch batch{{num_tokens, num_heads / num_kv_heads, num_kv_heads, block_size}, context_lens.size(0), table_stride};
+                          int64_t num_tokens, int64_t num_heads, const at::Tensor& key_cache,
+                          const at::Tensor& value_cache, int64_t window) {
+  const KvLayout cache(key_cache, value_cache);
+  const int64_t group = num_heads / cache.num_kv_heads;
+  Batch batch{{num_tokens, group, cache.num_kv_heads, cache.block_size}, context_lens.size(0), table_stride};
+  batch.walks = may_walk(cache, group);
   if (block_tables) batch.tables = block_tables->const_data_ptr<int32_t>();
   batch.query_start = query_start.const_data_ptr<int32_t>();
   batch.context_lens = context_lens.const_data_ptr<int32_t>();

@@ -19,8 +19,8 @@ namespace paged {
 // r * table_stride on, and a call looks at no table: what shows the cost of one. Nothing that is served does so.
 at::Tensor plan_attention(const std::optional<at::Tensor>& block_tables, int64_t table_stride,
                           const at::Tensor& query_start, const at::Tensor& context_lens, at::TensorList segments,
-                          int64_t num_tokens, int64_t num_heads, int64_t num_kv_heads, int64_t block_size,
-                          int64_t window);
+                          int64_t num_tokens, int64_t num_heads, const at::Tensor& key_cache,
+                          const at::Tensor& value_cache, int64_t window);
 
 at::Tensor paged_attention(const at::Tensor& q, const at::Tensor& key_cache, const at::Tensor& value_cache,
                            const at::Tensor& plan, double scale, double soft_cap,

@@ -8,6 +8,8 @@ namespace {
 constexpr int64_t kLeastPart = 256;      // positions: a part costs a merge
 constexpr int64_t kMostDecoded = 1024;    // positions of a unit with one query: threads that share a row then end together
 constexpr int64_t kUnitsPerThread = 4;    // so that whoever is late is late by little
+constexpr int64_t kLeastWalked = 8;       // blocks of each part: a part costs room in caches and a merge
+constexpr int32_t kStretch = 8;           // blocks
 constexpr int64_t kReadCost = 4;          // of a position's keys and values, in queries that attend to it
 
 int64_t cost(const Unit& unit, int64_t group) { return (unit.end - unit.begin) * (kReadCost + unit.num_queries * group); }
@@ -21,6 +23,7 @@ void Plan::make(const Batch& batch, int num_threads) {
     blank_tokens.push_back(static_cast<int32_t>(token));
   add_segments(batch);
   add_rows(batch);
+  take_walks(batch, num_threads);
   cut(batch, num_threads);
   number_slots(batch);
 }
@@ -84,6 +87,44 @@ void Plan::add(const Batch& batch, int64_t row, int64_t begin, int64_t end, int3
   whole_.push_back({table, first_block, low, high, first_query, num_queries});
 }
 
+// Of the units those of rows with one query become walks, if they have enough blocks for each of the threads.
+void Plan::take_walks(const Batch& batch, int num_threads) {
+  walked.clear(), blocks.clear(), stretches.clear();
+  num_walkers = num_threads;
+  if (!batch.walks) return;
+  const auto walks = [&](const Unit& unit) { return unit.num_queries == 1 && queries[unit.first_query].alone; };
+  const auto first_block = [&](const Unit& unit) { return unit.begin / batch.block_size; };
+  const auto end_block = [&](const Unit& unit) { return (unit.end + batch.block_size - 1) / batch.block_size; };
+  int64_t num_blocks = 0, num_parts = 0;
+  for (const Unit& unit : whole_) {
+    if (!walks(unit)) continue;
+    num_blocks += end_block(unit) - first_block(unit);
+    num_parts += std::min<int64_t>(end_block(unit) - first_block(unit), num_threads);
+  }
+  if (num_blocks == 0 || num_blocks < kLeastWalked * num_parts) return;
+  std::vector<Unit> others;
+  for (const Unit& unit : whole_) {
+    if (!walks(unit)) {
+      others.push_back(unit);
+      continue;
+    }
+    const auto row = static_cast<int32_t>(walked.size());
+    walked.push_back(queries[unit.first_query]);
+    for (int64_t i = first_block(unit); i < end_block(unit); ++i)
+      blocks.push_back({static_cast<int32_t>(unit.block(i)), row, static_cast<int32_t>(i * batch.block_size)});
+  }
+  whole_ = std::move(others);
+  const auto lies_before = [](const WalkedBlock& a, const WalkedBlock& b) { return a.block < b.block; };
+  for (auto begin = blocks.begin(); begin != blocks.end();) {
+    const int32_t first_row = begin->row;
+    const auto end = std::find_if(begin, blocks.end(), [&](const auto& of) { return of.row >= first_row + kMostWalked; });
+    std::sort(begin, end, lies_before);
+    const auto first = static_cast<int32_t>(begin - blocks.begin()), last = static_cast<int32_t>(end - blocks.begin());
+    for (int32_t i = first; i < last; i += kStretch) stretches.push_back({i, std::min(i + kStretch, last), first_row});
+    begin = end;
+  }
+}
+
 void Plan::cut(const Batch& batch, int num_threads) {
   int64_t total = 0;
   for (const Unit& unit : whole_) total += cost(unit, batch.group) * batch.num_kv_heads;
@@ -111,11 +152,13 @@ void Plan::number_slots(const Batch& batch) {
   num_parts_.assign(batch.num_tokens, 0);
   for (const Unit& unit : units)
     for (int32_t i = 0; i < unit.num_queries; ++i) ++num_parts_[queries[unit.first_query + i].token];
+  is_walked_.assign(batch.num_tokens, 0);
+  for (const QueryToken& query : walked) is_walked_[query.token] = 1, num_parts_[query.token] += num_walkers;
   merged_tokens.clear(), merge_start.clear();
   slot_of_token_.assign(batch.num_tokens, -1);
   num_slots = 0;
   for (int64_t token = 0; token < batch.num_tokens; ++token) {
-    if (num_parts_[token] < 2) continue;
+    if (num_parts_[token] < 2 && !is_walked_[token]) continue;
     merged_tokens.push_back(static_cast<int32_t>(token));
     merge_start.push_back(num_slots);
     slot_of_token_[token] = num_slots;
@@ -123,7 +166,8 @@ void Plan::number_slots(const Batch& batch) {
   }
   merge_start.push_back(num_slots);
   in_one_unit_.assign(batch.num_tokens, 0);
-  for (const QueryToken& query : queries) in_one_unit_[query.token] = query.alone && num_parts_[query.token] == 1;
+  for (const QueryToken& query : queries)
+    in_one_unit_[query.token] = query.alone && num_parts_[query.token] == 1 && !is_walked_[query.token];
   early_tokens.clear();
   for (int64_t token = 0; token < batch.num_tokens; ++token)
     if (!in_one_unit_[token]) early_tokens.push_back(static_cast<int32_t>(token));
@@ -139,6 +183,10 @@ void Plan::number_slots(const Batch& batch) {
     unit.first_query = first;
   }
   queries = std::move(numbered);
+  for (QueryToken& query : walked) {
+    query.slot = slot_of_token_[query.token];
+    slot_of_token_[query.token] += num_walkers;
+  }
 }
 
 }  // namespace paged

@@ -23,6 +23,18 @@ struct Unit {
   int64_t block(int64_t index) const { return table != nullptr ? table[index] : first_block + index; }
 };
 
+// One of the blocks of a walk: where it lies, the number of the row it is of, and its first position there.
+struct WalkedBlock {
+  int32_t block, row, position;
+};
+
+// Blocks [first, last) of a walk, which a thread takes at once. Its rows are the kMostWalked from `first_row` on.
+struct Stretch {
+  int32_t first, last, first_row;
+};
+
+constexpr int32_t kMostWalked = 128;  // rows: what each of them has attended to stays in some cache until its next block
+
 struct PlanSizes {
   int64_t num_tokens;
   int64_t group;  // query heads of a KV head
@@ -35,6 +47,7 @@ struct Batch : PlanSizes {
   int64_t num_rows, table_stride;
   const int32_t *tables, *query_start, *context_lens;
   int64_t window;  // 0: none
+  bool walks;      // rows of one query may be walked
   int64_t num_segments;
   const int32_t *segment_first, *segment_end, *segment_row_start, *segment_rows, *own_start;  // null: nothing is shared
 };
@@ -50,6 +63,13 @@ struct Plan {
   // Tokens whose context is in several units; of token i the slots are merge_start[i] : merge_start[i + 1].
   std::vector<int32_t> merged_tokens, merge_start;
   int32_t num_slots = 0;
+  // Rows of one query whose blocks are read in the order in which they lie, whoever's they are: memory gives the most when
+  // it is read from end to end. Each of the threads has attended to a part of each row then, in slots of its own: of
+  // thread i it is the i-th from the query's on.
+  std::vector<QueryToken> walked;
+  std::vector<WalkedBlock> blocks;
+  std::vector<Stretch> stretches;
+  int32_t num_walkers = 0;
   // Tokens that are not both alone and wholly in one unit: what is to be known of them must be so before any unit begins.
   std::vector<int32_t> early_tokens;
 
@@ -60,11 +80,12 @@ struct Plan {
   void add_rows(const Batch& batch);
   void add_segments(const Batch& batch);
   void add(const Batch& batch, int64_t row, int64_t begin, int64_t end, int32_t first_query);
+  void take_walks(const Batch& batch, int num_threads);
   void cut(const Batch& batch, int num_threads);
   void number_slots(const Batch& batch);
 
   std::vector<Unit> whole_;
-  std::vector<char> in_one_unit_;
+  std::vector<char> in_one_unit_, is_walked_;
   std::vector<int32_t> num_parts_, slot_of_token_;
 };
 

@@ -19,7 +19,7 @@ namespace paged {
 TORCH_LIBRARY(PAGED_LIBRARY, m) {
   m.def(
       "plan_attention(Tensor? block_tables, int table_stride, Tensor query_start, Tensor context_lens, Tensor[] segments, "
-      "int num_tokens, int num_heads, int num_kv_heads, int block_size, int window) -> Tensor",
+      "int num_tokens, int num_heads, Tensor key_cache, Tensor value_cache, int window) -> Tensor",
       &plan_attention);
   m.def(
       "paged_attention(Tensor q, Tensor key_cache, Tensor value_cache, Tensor plan, float scale, float soft_cap, "

@@ -85,7 +85,7 @@ struct Bf16Dot {
 //   far   those that the next head reads at this place, into the second cache: waiting there, a line takes none of the few
 //         places that a core has for lines on their way to the first
 //   near  those that are kNear lines further on: a head's keys go on with its values, and these with the next head's keys
-//   next  those at this place of what is read next, into the first cache: of a block's parts, read one after the other
+//   next  those at this place of what is read next, of a block's parts, which are read one after the other; as far ones
 enum class Fetch { none, far, near, next };
 
 constexpr int kNear = 32;  // of each group: with eight of them a third of the first cache
@@ -93,8 +93,8 @@ constexpr int kNear = 32;  // of each group: with eight of them a third of the f
 // Always inline: a call has no result, and GCC drops one that it takes for a function without effects.
 template <Fetch kFetch = Fetch::far>
 __attribute__((always_inline)) inline void fetch(const void* line) {
-  if constexpr (kFetch == Fetch::far) __builtin_prefetch(line, 0, 2);
-  if constexpr (kFetch == Fetch::near || kFetch == Fetch::next) __builtin_prefetch(line, 0, 3);
+  if constexpr (kFetch == Fetch::far || kFetch == Fetch::next) __builtin_prefetch(line, 0, 2);
+  if constexpr (kFetch == Fetch::near) __builtin_prefetch(line, 0, 3);
 }
 
 // sums[m][first + n] += words[n] x row m's numbers with index `i`, of M rows `stride` numbers apart.

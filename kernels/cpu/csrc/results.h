@@ -21,6 +21,7 @@ struct Results {
   int64_t stride, num_heads, value_dim, value_row;
   float* parts;        // [slot][head][value_row + kGroup]
   const float* sinks;  // exponents of 2, one a head; null: none
+  bool* unused;        // [slot] a part that nobody has put
 
   float* part(int64_t slot, int64_t head) const { return parts + (slot * num_heads + head) * (value_row + kGroup); }
 
@@ -49,12 +50,13 @@ struct Results {
   // what is NaN is not. `sums` has room for value_row numbers.
   void merge(int64_t token, int64_t head, int64_t first_slot, int64_t last_slot, float* sums) const {
     float largest = kMinusInfinity, sum = 0.f;
-    for (int64_t slot = first_slot; slot < last_slot; ++slot) largest = std::max(largest, part(slot, head)[value_row]);
+    for (int64_t slot = first_slot; slot < last_slot; ++slot)
+      if (!unused[slot]) largest = std::max(largest, part(slot, head)[value_row]);
     const float origin = largest == kMinusInfinity ? 0.f : largest;
     std::memset(sums, 0, value_row * sizeof(float));
     for (int64_t slot = first_slot; slot < last_slot; ++slot) {
       const float* values = part(slot, head);
-      if (values[value_row + 1] == 0.f) continue;
+      if (unused[slot] || values[value_row + 1] == 0.f) continue;
       const float weight = exp2(values[value_row] - origin);
       sum += weight * values[value_row + 1];
       for (int64_t i = 0; i < value_row; ++i) sums[i] += weight * values[i];

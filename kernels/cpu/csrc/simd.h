@@ -63,6 +63,30 @@ inline float max_of(Vec x) {
   return at::vec::vec_reduce_all<float>([](Vec a, Vec b) { return at::vec::clamp_min(a, b); }, x);
 }
 
+// The largest of each of kLanes vectors of numbers, in its lane.
+inline Vec max_of_each(const Vec (&x)[kLanes]) {
+#if defined(CPU_CAPABILITY_AVX512)
+  const auto numbers = [](__m512 a, __m512 b) {
+    return _mm512_castps_pd(_mm512_max_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)));
+  };
+  const auto pairs = [](__m512d a, __m512d b) {
+    return _mm512_max_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+  };
+  __m512 fours[4];  // each quarter of a vector has the largest of that quarter of four
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) fours[i] = pairs(numbers(x[4 * i], x[4 * i + 1]), numbers(x[4 * i + 2], x[4 * i + 3]));
+  const auto halves = [](__m512 a, __m512 b) {
+    return _mm512_max_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+  };
+  const __m512 left = halves(fours[0], fours[1]), right = halves(fours[2], fours[3]);
+  return _mm512_max_ps(_mm512_shuffle_f32x4(left, right, 0x88), _mm512_shuffle_f32x4(left, right, 0xdd));
+#else
+  float largest[kLanes];
+  for (int i = 0; i < kLanes; ++i) largest[i] = max_of(x[i]);
+  return Vec::loadu(largest);
+#endif
+}
+
 inline float from_bf16(uint16_t bits) {
   const uint32_t wide = static_cast<uint32_t>(bits) << 16;
   float value;
